@@ -1,0 +1,155 @@
+"""The command `cadenza`: finds export, tune, run, ... and hands over.
+
+Each subcommand belongs to a part, whose `cli.main(argv)` gets the arguments from the subcommand's
+name on and returns the exit code.  A part is imported only when asked for, so `cadenza --help`
+is quick and works with no extra installed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from types import FrameType
+
+from engines import __version__
+from engines.errors import CadenzaError, InputError, MissingExtra
+
+INTERRUPTED = 130
+CLOSED_PIPE = 141  # what a shell reports for a program that SIGPIPE ended
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One subcommand.
+
+    Attributes:
+        module: Its part's command line.
+        extra: What `pip install 'cadenza[...]'` must bring for it.
+        says: What it does, in a line.
+    """
+
+    module: str
+    extra: str
+    says: str
+
+
+COMMANDS: dict[str, Command] = {
+    "export": Command("exporter.cli", "export", "a checkpoint to checked ONNX graphs"),
+    "tune": Command("tuner.cli", "tune", "graphs to a bundle: the engine each window should run"),
+    "run": Command("engines.cli", "ort", "answer prompts with a bundle"),
+    "eval": Command("tuner.cli", "tune", "accuracy and agreement on held-out prompts"),
+    "inspect": Command("engines.cli", "ort", "what an export or a bundle holds"),
+    "verify": Command("engines.cli", "ort", "check a bundle: every byte, and its golden answers"),
+}
+
+EXAMPLES = """\
+cadenza export calib_data/reference -o EXPORT
+cadenza tune EXPORT -o BUNDLE --latency-ms 80%
+cadenza run BUNDLE --task edit 'edit:ab,aabbccddabcd'
+cadenza verify BUNDLE"""
+
+
+def usage() -> str:
+    """Return what `cadenza --help` prints."""
+    width = max(map(len, COMMANDS))
+    lines = [
+        "usage: cadenza COMMAND ...",
+        "",
+        "Export a diffusion language model to ONNX, find the precision that each window of its",
+        "denoising should run under a budget, and run the result.",
+        "",
+        "commands:",
+        *(f"  {name:{width}}  {command.says}" for name, command in COMMANDS.items()),
+        "",
+        "examples:",
+        *(f"  {line}" for line in EXAMPLES.splitlines()),
+        "",
+        "`cadenza COMMAND --help` tells a command's options; `cadenza --version` the version.",
+        "Exit codes: 0 done, 1 the work failed, 2 an argument or a file given is at fault, 3 no",
+        "candidate meets the budgets, 4 degraded under --strict, 130 interrupted.",
+    ]
+    return "\n".join(lines)
+
+
+def command_from_name(name: str) -> Command:
+    """Return the command of a name.
+
+    Raises:
+        InputError: There is none; names the nearest.
+    """
+    if name in COMMANDS:
+        return COMMANDS[name]
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, COMMANDS, n=1)
+    mend = f"did you mean {near[0]!r}?" if near else f"commands are {', '.join(COMMANDS)}"
+    raise InputError(f"unknown command {name!r}; {mend}")
+
+
+def hand_over(command: Command, argv: Sequence[str]) -> int:
+    """Import the command's part, run it, and return its exit code.
+
+    Raises:
+        MissingExtra: A package that the command needs is not installed; names the extra.
+    """
+    try:
+        code: int = import_module(command.module).main(list(argv))
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "cadenza", "tuner", "exporter", "engines", "calib_data"):
+            raise
+        raise MissingExtra(
+            f"this command needs the package {package!r}, which is not installed; "
+            f"install it with: pip install 'cadenza[{command.extra}]'"
+        ) from error
+    return code
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: the process's own) and return the exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage(), file=sys.stdout if argv else sys.stderr)
+        return 0 if argv else InputError.exit_code
+    if argv[0] in ("-V", "--version"):
+        print(f"cadenza {__version__}")
+        return 0
+    said = "cadenza"
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        command = command_from_name(argv[0])
+        said = f"cadenza {argv[0]}"
+        code = hand_over(command, argv)
+        sys.stdout.flush()
+    except CadenzaError as error:
+        if {"-v", "--verbose"} & set(argv):
+            from traceback import print_exc
+
+            print_exc()
+        print(f"{said}: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f"{said}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has gone; without this Python would complain again when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
+    except OSError as error:
+        print(f"{said}: error: {error}", file=sys.stderr)
+        return CadenzaError.exit_code
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Tasks with exact graders, their prompts, and the small reference checkpoint."""

@@ -1,0 +1,1 @@
+"""The figures that `make bench` prints, one JSON object a line."""

@@ -1,0 +1,1 @@
+"""From graphs to a bundle: sensitivity, exact allocation, search and report."""

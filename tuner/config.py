@@ -1,0 +1,127 @@
+"""What `cadenza tune` is asked for: one frozen value, checked once; every default lives here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+OBJECTIVES = ("latency", "quality", "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much a mode spends.
+
+    Attributes:
+        trials: Candidates of the search, the export's own recipe included.
+        calibration: Prompts a task whose traces give the sensitivity.
+        tuning: Prompts a task that choices are measured on.
+        test: Prompts a task that the bundle is judged on, once.
+        repeats: Measured generations of each engine.
+        refinements: Schedules a task that the measured refinement may try.
+        permutations: Random permutations of a mixed schedule that it is compared with.
+    """
+
+    trials: int
+    calibration: int
+    tuning: int
+    test: int
+    repeats: int
+    refinements: int
+    permutations: int
+
+
+MODES: dict[str, Effort] = {
+    "quick": Effort(3, 48, 96, 256, 9, 4, 2),
+    "default": Effort(12, 256, 256, 1000, 15, 12, 8),
+    "extensive": Effort(40, 512, 512, 2000, 25, 30, 16),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig:
+    """The arguments of a tune.
+
+    Attributes:
+        export: Folder that `cadenza export` wrote.
+        output: The bundle to write.
+        target: Where the engines run.
+        precisions: Names that compete; empty means every executed one of the export.
+        mean_bits: Upper bound on mean activation bits, or None.
+        latency_ms: Upper bound on milliseconds a sequence, or None.
+        latency_share: The same as a share of full precision's measured latency, or None.
+        memory_mib: Upper bound on weights and activations, or None.
+        max_loss: Points that a task may lose against full precision.
+        objective: "latency", "quality" or "memory"; None: quality under budgets, else latency.
+        tasks: `NAME` or `NAME=FILE.jsonl`; empty means the export's.
+        mode: A key of MODES.
+        trials: In place of the mode's, or None.
+        strategy: Of the search.
+        timeout_s: Seconds after which no trial starts, or None.
+        seed: Of prompts, search and bootstrap.
+        storage: URL of a database for the study, or None.
+        cache: Folder of engines, measurements and answers, or None for the user's.
+    """
+
+    export: Path
+    output: Path
+    target: str = "cpu"
+    precisions: tuple[str, ...] = ()
+    mean_bits: float | None = None
+    latency_ms: float | None = None
+    latency_share: float | None = None
+    memory_mib: float | None = None
+    max_loss: float = 1.0
+    objective: str | None = None
+    tasks: tuple[str, ...] = ()
+    mode: str = "default"
+    trials: int | None = None
+    strategy: str = "tpe"
+    timeout_s: float | None = None
+    seed: int = 0
+    storage: str | None = None
+    cache: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("mean_bits", "latency_ms", "latency_share", "memory_mib", "timeout_s"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} > 0 must hold, got {value}")
+        if self.latency_ms is not None and self.latency_share is not None:
+            raise ValueError("give a latency in milliseconds or in percent, not both")
+        if not (math.isfinite(self.max_loss) and self.max_loss >= 0):
+            raise ValueError(f"max_loss >= 0 must hold, got {self.max_loss}")
+        if self.objective is not None and self.objective not in OBJECTIVES:
+            raise ValueError(
+                f"objective is one of {', '.join(OBJECTIVES)}, got {self.objective!r}"
+            )
+        if self.mode not in MODES:
+            raise ValueError(f"mode is one of {', '.join(MODES)}, got {self.mode!r}")
+        if self.trials is not None and self.trials < 1:
+            raise ValueError(f"trials >= 1 must hold, got {self.trials}")
+        if len(set(self.precisions)) != len(self.precisions):
+            raise ValueError(f"each precision is named once, got {', '.join(self.precisions)}")
+
+    @property
+    def effort(self) -> Effort:
+        """What the mode spends."""
+        return MODES[self.mode]
+
+    @property
+    def goal(self) -> str:
+        """The objective that is followed."""
+        if self.objective is not None:
+            return self.objective
+        budgets = (self.mean_bits, self.latency_ms, self.latency_share, self.memory_mib)
+        return "latency" if all(budget is None for budget in budgets) else "quality"
+
+    def identity(self, export_digest: str) -> str:
+        """Return the digest of everything that decides the result: equal means the same command.
+
+        Paths are not part of it, but the export's content is.
+        """
+        parts = asdict(self) | {"export": export_digest, "output": None, "cache": None}
+        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,98 @@
+"""The space that the search walks: what the allocation cannot see, declared as data.
+
+A *candidate* is one value for each knob.  The first is always the defaults, the recipe of the
+export itself; a knob with one choice is not offered to the search.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """One choice of the search.
+
+    Attributes:
+        name: A field of `Candidate`.
+        choices: Its values; the first is the default.
+        says: What it changes, in a line.
+    """
+
+    name: str
+    choices: tuple[int | float | str, ...]
+    says: str
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Candidate:
+    """One value for each knob: all choices but the schedule.
+
+    Attributes:
+        windows: Parts of progress that are scheduled apart.
+        clip: Share of the largest calibrated activation that int8 covers.
+        keep: Blocks kept in full precision, the most sensitive first.
+        scales: Whether int8's activation scales differ by window or are one set.
+        threads: Threads of an engine.
+    """
+
+    windows: int
+    clip: float
+    keep: int
+    scales: str
+    threads: int
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Candidate:
+        """Return the candidate of a mapping from knob names to values.
+
+        Raises:
+            ValueError: A knob is missing or unknown.
+        """
+        names = {field.name for field in fields(cls)}
+        if set(values) != names:
+            raise ValueError(f"a candidate has the knobs {sorted(names)}, got {sorted(values)}")
+        return cls(**values)
+
+    def values(self) -> dict[str, int | float | str]:
+        """Return the knobs by name."""
+        return asdict(self)
+
+
+def knobs(windows: int, steps: int, blocks: int, static_scales: bool) -> tuple[Knob, ...]:
+    """Return the knobs for an export.
+
+    Args:
+        windows: Of the export; the default.
+        steps: Fewest denoising steps of any task: no more windows than that.
+        blocks: Of the denoiser.
+        static_scales: Whether a candidate precision is calibrated beforehand (int8).
+    """
+    cores = os.cpu_count() or 1
+    other_windows = [count for count in (3, 4, 6, 8, 12) if count <= steps and count != windows]
+    some = static_scales
+    return (
+        Knob("windows", (windows, *other_windows), "parts of progress scheduled apart"),
+        Knob("clip", (1.0, 0.9, 0.8) if some else (1.0,), "share of the largest activation"),
+        Knob(
+            "keep",
+            tuple(sorted({0, *(min(n, blocks - 1) for n in (1, 2))})) if some else (0,),
+            "blocks kept in full precision",
+        ),
+        Knob("scales", ("shared", "window") if some else ("shared",), "sets of int8 scales"),
+        Knob("threads", tuple(sorted({cores, max(1, cores // 2)}, reverse=True)), "of an engine"),
+    )
+
+
+def default_candidate(space: Sequence[Knob]) -> Candidate:
+    """Return the candidate of every knob's default."""
+    return Candidate.from_values({knob.name: knob.choices[0] for knob in space})
+
+
+def size(space: Sequence[Knob]) -> int:
+    """Return the number of candidates."""
+    return math.prod(len(knob.choices) for knob in space)
