@@ -19,7 +19,6 @@ from engines import __version__
 from engines.errors import CadenzaError, InputError, MissingExtra
 
 INTERRUPTED = 130
-CLOSED_PIPE = 141  # what a shell reports for a program that SIGPIPE ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +113,10 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line `argv` (default: the process's own) and return the exit code."""
+    """Run the command line `argv` (default: the process's own) and return the exit code.
+
+    A part tells its own errors; told here is what happens before it has started.
+    """
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(usage(), file=sys.stdout if argv else sys.stderr)
@@ -130,22 +132,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = hand_over(command, argv)
         sys.stdout.flush()
     except CadenzaError as error:
-        if {"-v", "--verbose"} & set(argv):
-            from traceback import print_exc
-
-            print_exc()
         print(f"{said}: error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print(f"{said}: interrupted", file=sys.stderr)
+        print(f"{said}: error: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader has gone; without this Python would complain again when it closes stdout.
+        # Whoever read our output has seen enough; leave nothing for the exit to flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CLOSED_PIPE
-    except OSError as error:
-        print(f"{said}: error: {error}", file=sys.stderr)
-        return CadenzaError.exit_code
+        return 0
     finally:
         signal.signal(signal.SIGTERM, before)
     return code

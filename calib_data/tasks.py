@@ -119,7 +119,9 @@ def _draw_lookup(rng: random.Random) -> tuple[str, str]:
     for _ in range(GEN_LENGTH - LOOKUP_KEYS):
         chatter.append(LETTERS[at])
         at = (at + rng.choice((-1, 1))) % len(LETTERS)
-    prompt = "lookup:" + "".join(key + value for key, value in table.items()) + "," + "".join(asked)
+    prompt = (
+        "lookup:" + "".join(key + value for key, value in table.items()) + "," + "".join(asked)
+    )
     return prompt, "".join(table[key] for key in asked) + "".join(chatter)
 
 

@@ -131,7 +131,7 @@ class Cache:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        _own_folder(folder)
+        _make_folder(folder)
 
     def engine(self, spec: EngineSpec, log: BuildLog) -> OrtBackend:
         """Return the loaded engine; builds it first if its key is new, and counts in `log`.
@@ -241,10 +241,7 @@ def open_cache(given: Path | None, environ: Mapping[str, str]) -> Cache:
         base = Path(environ.get("XDG_CACHE_HOME", ""))
         return Cache((base if base.is_absolute() else Path.home() / ".cache") / "cadenza")
     except (InputError, RuntimeError) as error:
-        try:
-            cache = Cache(Path(tempfile.gettempdir()) / f"cadenza-{os.getuid()}")
-        except InputError:  # the name is predictable: somebody else may sit on it
-            cache = Cache(Path(tempfile.mkdtemp(prefix="cadenza-")))
+        cache = Cache(_temporary_folder())
         _LOG.warning(
             "cadenza: no cache folder of your own (%s); using %s; set %s to keep engines",
             error,
@@ -254,24 +251,33 @@ def open_cache(given: Path | None, environ: Mapping[str, str]) -> Cache:
         return cache
 
 
-def _own_folder(folder: Path) -> None:
+def _temporary_folder() -> Path:
+    """Return a folder below the system's temporary one that nobody else can have planted."""
+    folder = Path(tempfile.gettempdir()) / f"cadenza-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="cadenza-"))
+    private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
+    if private and found.st_uid == os.getuid():
+        return folder
+    return Path(tempfile.mkdtemp(prefix="cadenza-"))
+
+
+def _make_folder(folder: Path) -> None:
     """Make a folder for this user alone, or check that the one there can be used.
 
     Raises:
-        InputError: It is no folder, cannot be written, or others can write it.
+        InputError: It is no folder, or cannot be written.
     """
     mend = f"name another folder with --cache or {VARIABLE}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.lstat() if folder.parent == Path(tempfile.gettempdir()) else folder.stat()
     except OSError as error:
         raise InputError(
             f"the cache folder {str(folder)!r} cannot be made: {error.strerror}; {mend}"
         ) from error
-    if not stat.S_ISDIR(found.st_mode):
-        raise InputError(f"the cache folder {str(folder)!r} is not a folder; {mend}")
-    if found.st_uid != os.getuid():
-        raise InputError(f"the cache folder {str(folder)!r} belongs to another user; {mend}")
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         raise InputError(f"the cache folder {str(folder)!r} cannot be written; {mend}")
 

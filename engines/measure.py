@@ -133,6 +133,47 @@ def measure(
     return Latencies(batch, prompt_length, tuple(rows))
 
 
+def measure_schedules(
+    schedules: Mapping[str, tuple[Schedule, SamplerConfig]],
+    backends: Mapping[str, Backend],
+    batch: int,
+    prompt_length: int,
+    model: ModelInfo,
+    repeats: int = 20,
+    clock: Callable[[], float] = time.perf_counter,
+    seed: int = 0,
+    warmup: int = 1,
+) -> dict[str, Interval]:
+    """Return the wall time of a whole sequence of each schedule, in ms, measured in turns.
+
+    Args:
+        schedules: A schedule and the sampler that follows it, by a label.
+        backends: The engine of each precision that a schedule uses.
+        batch: Rows of a pass.
+        prompt_length: Tokens of each canned prompt.
+        model: Special ids and vocabulary.
+        repeats: Rounds.
+        clock: Seconds.
+        seed: Of the canned prompts and of the bootstrap.
+        warmup: Generations of each schedule before the first round.
+
+    Raises:
+        BackendError: An engine failed.
+        ValueError: batch or repeats is below 1.
+    """
+    _check(batch=batch, repeats=repeats)
+    rng = np.random.default_rng(seed)
+    runs = [
+        _requests(sampler, schedule, batch, prompt_length, model, rng)
+        for schedule, sampler in schedules.values()
+    ]
+    times = _in_turns(runs, backends, model, repeats, warmup, clock)
+    return {
+        label: bootstrap_median(sample.sum(axis=1, keepdims=True), rng)
+        for label, sample in zip(schedules, times, strict=True)
+    }
+
+
 def measure_switch(
     backends: Mapping[str, Backend],
     sampler: SamplerConfig,

@@ -59,7 +59,8 @@ class OrtOptions:
         provider: "cpu" or "cuda".
         threads: Threads of one pass on the CPU; 0 for every core.
         graph_optimization: "all", "extended" or "basic".
-        spinning: Whether idle threads of a pass spin instead of sleeping; faster, warmer.
+        spinning: Whether idle threads of a pass spin instead of sleeping; faster on idle cores,
+            slower where cores are shared, also with another engine's threads.
         arena: Whether CPU memory is pooled.
     """
 
@@ -356,8 +357,6 @@ def _session_options(runtime: ModuleType, precision: Precision, options: OrtOpti
     )
     entries = {
         "session.intra_op.allow_spinning": "1" if options.spinning else "0",
-        # Engines take turns: threads of one must not spin while another computes.
-        "session.force_spinning_stop": "1",
         # Where the processor lacks VNNI, 8-bit products would saturate; then take the exact way.
         "session.x64quantprecision": "1",
     }

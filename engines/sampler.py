@@ -239,7 +239,7 @@ class _Batch:
         committed, block, lengths = self.committed[rows], self.block[rows], self.lengths[rows]
         asked = block - committed % block
         most = int(asked.max())
-        offsets = np.argsort(~self.open[rows], axis=1, kind="stable")[:, :most]
+        offsets = (~self.open[rows]).argsort(axis=1, kind="stable")[:, :most]
         if most != int(asked.min()):
             offsets = np.where(np.arange(most) < asked[:, None], offsets, offsets[:, :1])
         length = int(lengths.max())
@@ -306,7 +306,7 @@ def _commit(state: Pass, tokens: Ids, probability: Floats, counts: NDArray[np.in
     if int(state.asked.min()) != probability.shape[1]:
         columns = np.arange(probability.shape[1])
         probability = np.where(columns < state.asked[:, None], probability, -1.0)
-    chosen = np.argsort(-probability, axis=1, kind="stable")[:, :most]
+    chosen = (-probability).argsort(axis=1, kind="stable")[:, :most]
     wanted = np.arange(most) < counts[:, None] if least != most else np.ones(chosen.shape, bool)
     rows, columns = np.nonzero(wanted)[0], chosen[wanted]
     return Committed(rows, columns, state.positions[rows, columns], tokens[rows, columns])

@@ -312,7 +312,7 @@ def _tokenizer(vocabulary: Sequence[str]) -> Tokenizer:
     ids = {token: index for index, token in enumerate(vocabulary)}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=MASK))
     words = [token for token in vocabulary if len(token) > 1 and token not in (END, MASK)]
-    pattern = "|".join([*(re.escape(word) for word in sorted(words)), r"(?s:.)"])
+    pattern = "|".join([*(re.escape(word) for word in sorted(words)), r"[\s\S]"])
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([END, MASK])

@@ -208,8 +208,8 @@ def _export_from_document(top: Document, folder: Path) -> Export:
         families={name: family["bytes"].integer() for name, family in top["families"].items()},
         graphs={name: graph_from_document(graph) for name, graph in top["graphs"].items()},
         recipe=_recipe(top["recipe"]),
-        parity=top["parity"].object(),
-        environment=top["environment"].object(),
+        parity=top["parity"].mapping(),
+        environment=top["environment"].mapping(),
         request=top["request"].name(),
         files=files_from_document(top["files"]),
     )

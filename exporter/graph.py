@@ -83,7 +83,6 @@ def graph_from_config(
     _rename(model, names)
     _fill_frequencies(model, config)
     _set_types(model, {key: types[key] for key in names.values()})
-    del model.metadata_props[:]
     model.producer_name, model.producer_version = "cadenza", ""
     return model
 
@@ -95,7 +94,7 @@ def with_tail(model: onnx.ModelProto, tail: str) -> onnx.ModelProto:
         ValueError: The tail is neither.
     """
     import onnx
-    from onnx import TensorProto, helper
+    from onnx import TensorProto, helper, numpy_helper
 
     if tail not in TAILS:
         raise ValueError(f"tail must be one of {', '.join(TAILS)}, got {tail!r}")
@@ -103,7 +102,7 @@ def with_tail(model: onnx.ModelProto, tail: str) -> onnx.ModelProto:
     copy.CopyFrom(model)
     if tail == "trace":
         return copy
-    axis = helper.make_tensor("tail_axis", TensorProto.INT64, [1], [-1])
+    axis = numpy_helper.from_array(np.array([-1], np.int64), "tail_axis")
     copy.graph.initializer.append(axis)
     copy.graph.node.extend(
         (
@@ -192,6 +191,13 @@ def _traced(config: DenoiserConfig) -> onnx.ModelProto:
         )
     proto: onnx.ModelProto = onnx_ir.serde.serialize_model(model)
     _inputs_to_initializers(proto, {str(value.name) for value in weights})
+    # Where each node came from in the Python source: a third of the file, and paths of a machine.
+    del proto.metadata_props[:]
+    del proto.graph.metadata_props[:]
+    del proto.graph.value_info[:]
+    for node in proto.graph.node:
+        del node.metadata_props[:]
+        node.ClearField("doc_string")
     return proto
 
 

@@ -15,11 +15,17 @@ from numpy.typing import NDArray
 from engines.backend import Backend, Floats
 from engines.errors import BackendError
 from engines.model import ModelInfo
+from engines.ort import OrtBackend
+from engines.precision import FULL_PRECISION
 from engines.sampler import Pass, Request, generate
 from engines.schedule import Schedule
+from exporter.folder import Export
 
 # Largest difference of a logit, as a share of the largest logit, that floating point explains.
 GATE = 1e-4
+
+# States that each graph is run on.
+_SMOKE_STATES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +137,49 @@ def check_serve_tail(states: Sequence[Pass], engine: Backend, vocab: int, mask_i
                 f"{engine.precision.name} gives an impossible token, probability or entropy in "
                 f"step {state.step}; leave this precision out, or keep blocks in fp32"
             )
+
+
+def engine_of(made: Export, graph: str, read_back: bool = False) -> OrtBackend:
+    """Return an engine of one graph of an export, on the CPU.
+
+    Raises:
+        BackendError: It cannot be loaded, or is not what was asked for.
+    """
+    entry = made.graphs[graph]
+    path = made.folder / entry.file
+    return OrtBackend.load(
+        serve=path if entry.tail == "serve" else None,
+        trace=path if entry.tail == "trace" else None,
+        precision=made.precisions[entry.precision],
+        scales=None if entry.scales is None else np.array(entry.scales, np.float32),
+        read_back=read_back,
+    )
+
+
+def smoke(made: Export, states: Sequence[Pass]) -> dict[str, object]:
+    """Run every graph on some states; return how each precision compares with fp32.
+
+    The comparison is for people: what quantization costs is not an error.
+
+    Raises:
+        BackendError: A graph cannot run, gives nonsense, or an int8 one computes in fp32.
+    """
+    some = states[:: max(1, len(states) // _SMOKE_STATES)]
+    full = engine_of(made, f"{FULL_PRECISION.name}.trace")
+    found: dict[str, object] = {}
+    for name, entry in made.graphs.items():
+        engine = engine_of(made, name, read_back=entry.precision == "int8")
+        if entry.tail == "serve":
+            check_serve_tail(some, engine, made.model.vocab, made.model.mask_id)
+        else:
+            parity = compare(some, full, engine, made.model.mask_id)
+            found[name] = {
+                "max_error": parity.max_error,
+                "agreement": parity.agreement,
+                "positions": parity.positions,
+                "gemms": engine.built,
+            }
+    return found
 
 
 def _without(logits: Floats, token: int) -> Floats:

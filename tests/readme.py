@@ -56,6 +56,8 @@ def tree() -> str:
             if path.name in SILENT:
                 continue
             key = path.relative_to(ROOT).as_posix() + "/" * path.is_dir()
+            if path.suffix != ".py" and key not in REMARKS:
+                raise ValueError(f"{key} needs a remark in REMARKS")
             remark = remark_of(path) if path.suffix == ".py" else REMARKS[key]
             line(2, path.name + "/" * path.is_dir(), remark)
     line(0, "tests/", REMARKS["tests/"])

@@ -1,3 +1,5 @@
+"""The command: help, versions, errors and exit codes, interrupts."""
+
 from __future__ import annotations
 
 import re
@@ -102,19 +104,6 @@ def test_an_error_of_the_tree_ends_with_its_code_and_without_a_traceback(
     part(main)
     assert cadenza.main(["export"]) == 3
     assert capsys.readouterr().err == "cadenza export: error: nothing fits; raise the budget\n"
-    assert cadenza.main(["export", "-v"]) == 3
-    assert "Traceback" in capsys.readouterr().err
-
-
-def test_a_failed_write_is_told_without_a_traceback(
-    part: Callable[[Callable[[list[str]], int]], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    def main(argv: list[str]) -> int:
-        raise OSError(28, "No space left on device", "EXPORT")
-
-    part(main)
-    assert cadenza.main(["export"]) == 1
-    assert "No space left on device: 'EXPORT'" in capsys.readouterr().err
 
 
 def test_a_package_that_is_missing_is_an_error_that_names_the_extra(
@@ -166,7 +155,7 @@ def test_an_interrupt_ends_with_130_and_one_line(sent: signal.Signals) -> None:
         process.send_signal(sent)
         _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert err == "cadenza export: interrupted\n"
+    assert err == "cadenza export: error: interrupted\n"
 
 
 def test_a_reader_that_goes_away_is_no_fault() -> None:
@@ -186,4 +175,4 @@ def test_a_reader_that_goes_away_is_no_fault() -> None:
         process.stdout.close()
         assert process.stderr is not None
         assert process.stderr.read() == ""
-    assert process.returncode == 141
+    assert process.returncode == 0

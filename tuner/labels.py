@@ -79,6 +79,11 @@ class Labels:
             self.choice[index],
         )
 
+    def plus(self, bits: float, ms: float, gain: float) -> Labels:
+        return Labels(
+            self.bits + bits, self.ms + ms, self.gain + gain, self.last, self.parent, self.choice
+        )
+
     def join(self, other: Labels) -> Labels:
         return Labels(
             np.concatenate((self.bits, other.bits)),

@@ -24,13 +24,16 @@ from tuner.labels import TIE, Indices, Labels, Reals, Table, children, root, und
 
 _CUTS = 40
 _HIGHEST_PRICE = 1e4
-_HOPES = (1 / 16, 1 / 4, 1.0)
-# Labels beyond which only the most promising are kept, and `Found.short_of` says what that costs.
-_MOST_LABELS = 100_000
+# Looks taken one after the other: the share of the gap between the bound and the best schedule
+# known in which a better one is looked for, and the most labels carried.  Beyond, only the most
+# promising are kept, and `Found.short_of` says what that may cost.
+_LOOKS = ((1 / 8, 200), (1 / 3, 200), (1.0, 200), (1.0, 100_000))
 # Fewer labels than this are carried without comparing them.
 _FEW_LABELS = 48
 # Prices are good enough when their bound is within this share of the range of gains of the best.
 _CLOSE = 1e-4
+# Pairs of prices by which labels are bounded, as multiples of the best pair.
+_SPREAD = tuple((a, b) for a in (1.0, 0.95, 1.05) for b in (1.0, 0.95, 1.05))
 # The parent of a label that leaves the schedule to avoid.
 _PREFIX = -2
 
@@ -68,33 +71,74 @@ def best(
     if unit is None:
         return None
     small, offset, scale = unit
-    known: Indices | None = None
-    least = (floor - offset) / scale
     prices, paths = _prices(small, hints)
-    for path in paths:
-        used_bits, used_ms, gain = small.totals(path)
-        fits = used_bits <= 1 + TIE and used_ms <= 1 + TIE
-        if fits and gain > least + TIE and not (avoid is not None and np.array_equal(path, avoid)):
-            known, least = path, gain
-    if not np.isfinite(least):
-        least = -1.0 - small.switch_gain * len(small.gain)  # below any: gains are scaled to [0, 1]
-    gap = prices.bound - least
-    for hope in _HOPES:
+    if avoid is not None:
+        paths.append(avoid)
+    found, least = _start(small, paths, (floor - offset) / scale, avoid)
+    most_possible = prices.bound
+    for hope, most in _LOOKS:
+        gap = most_possible - least
         if gap <= TIE:
             break
-        lowest = prices.bound - hope * gap if hope < 1 else least
-        choice, missed = _carry(small, prices, lowest + TIE, avoid)
+        lowest = most_possible - hope * gap if hope < 1 else least
+        choice, lost = _carry(small, prices, lowest + TIE, avoid, most)
         if choice is not None:
-            short = max(0.0, missed - small.totals(choice)[2])
-            return Found(choice, short * scale)
-        if missed > least + TIE:
-            if known is None:
-                raise CadenzaError(
-                    f"no schedule was found among the {_MOST_LABELS} most promising ones, and "
-                    f"none is proven impossible; raise a budget, or name fewer precisions"
-                )
-            return Found(known, (missed - least) * scale)
-    return None if known is None else Found(known)
+            found, least = choice, small.totals(choice)[2]
+        most_possible = min(most_possible, max(lost, lowest + TIE if choice is None else least))
+    short_of = scale * (most_possible - least) if most_possible > least + 2 * TIE else 0.0
+    if found is not None:
+        return Found(found, short_of)
+    if short_of:
+        raise CadenzaError(
+            f"no schedule was found among the {_LOOKS[-1][1]} most promising ones, and none is "
+            f"proven impossible; raise a budget, or name fewer precisions"
+        )
+    return None
+
+
+def _start(
+    table: Table, paths: list[Indices], least: float, avoid: Indices | None
+) -> tuple[Indices | None, float]:
+    """Return the best schedule found by changing single windows of the given ones, and its gain.
+
+    None, and `least` or a gain below any, when none within the bounds gains more than `least`.
+    """
+    best_yet: Indices | None = None
+    for path in paths[:2] + paths[2:][-4:]:
+        while np.isfinite(table.totals(path)[2]):
+            bits, ms, gain = _neighbours(table, path)
+            gain = np.where((bits <= 1.0 + TIE) & (ms <= 1.0 + TIE), gain, -np.inf)
+            if avoid is not None and np.count_nonzero(path != avoid) <= 1:
+                differs = np.flatnonzero(path != avoid)
+                rows = differs if len(differs) else np.arange(len(path))
+                gain[rows, avoid[rows]] = -np.inf
+            window, choice = np.unravel_index(int(gain.argmax()), gain.shape)
+            if not gain[window, choice] > least + TIE:
+                break
+            path = path.copy()
+            path[window] = choice
+            best_yet, least = path, table.totals(path)[2]
+    if not np.isfinite(least):
+        least = -1.0 - table.switch_gain * len(table.gain)  # gains of all windows sum to [0, 1]
+    return best_yet, least
+
+
+def _neighbours(table: Table, path: Indices) -> tuple[Reals, Reals, Reals]:
+    """Return (bits, ms, gain), each [W, P], of a schedule with one window changed."""
+    bits, ms, gain = table.totals(path)
+    rows = np.arange(len(path))
+    more_bits = bits + table.bits - table.bits[rows, path][:, None]
+    more_ms = ms + table.ms - table.ms[rows, path][:, None]
+    more_gain = gain + table.gain - table.gain[rows, path][:, None]
+    if table.couples:
+        differs = np.arange(table.gain.shape[1]) != path[:, None]
+        switches = np.zeros(table.gain.shape)
+        switches[1:] += differs[:-1]
+        switches[:-1] += differs[1:]
+        switches -= switches[rows, path][:, None]
+        more_ms = more_ms + table.switch_ms * switches
+        more_gain = more_gain - table.switch_gain * switches
+    return more_bits, more_ms, more_gain
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,27 +306,30 @@ def _lowest(planes: Reals, before: tuple[float, float, float]) -> tuple[float, f
 
 
 def _carry(
-    table: Table, prices: _Prices, lowest: float, avoid: Indices | None
+    table: Table, prices: _Prices, lowest: float, avoid: Indices | None, most: int
 ) -> tuple[Indices | None, float]:
     """Return the best schedule that gains more than `lowest`, and the bound on what was left out.
 
-    Labels beyond `_MOST_LABELS` are left out; minus infinity where none was.
+    Labels beyond the `most` promising ones are left out; minus infinity where none was.
     """
     open_ = prices.through > lowest
     if not open_.any(axis=1).all():
         return None, -np.inf
-    order, ahead = _order(table, prices, open_)
-    least_bits = np.where(open_, table.bits, np.inf).min(axis=1)[order]
-    least_ms = np.where(open_, table.ms, np.inf).min(axis=1)[order]
-    room_bits = 1.0 + TIE - np.append(np.cumsum(least_bits[::-1])[::-1][1:], 0.0)
-    room_ms = 1.0 + TIE - np.append(np.cumsum(least_ms[::-1])[::-1][1:], 0.0)
-    labels = root()
-    prefix = None
-    if avoid is not None:
+    order = _order(table, prices, open_)
+    bounds = _Bounds(table, prices, open_, order)
+    labels, prefix, lost = root(), None, -np.inf
+    settled = 0
+    if not table.couples:  # windows with one choice left come first, and are summed at once
+        settled = int(np.count_nonzero(open_.sum(axis=1) == 1))
+        first = order[:settled]
+        only = open_[first].argmax(axis=1)
+        labels = labels.plus(
+            *(float(cost[first, only].sum()) for cost in (table.bits, table.ms, table.gain))
+        )
+    if avoid is not None and (not settled or np.array_equal(only, avoid[first])):
         labels, prefix = labels.take(np.zeros(0, np.intp)), labels
     trail: list[tuple[Indices, Indices]] = []
-    missed = -np.inf
-    for place, window in enumerate(order.tolist()):
+    for place, window in enumerate(order[settled:].tolist(), settled):
         allowed = np.flatnonzero(open_[window])
         labels = children(labels, table, window, allowed)
         if prefix is not None and avoid is not None:
@@ -290,15 +337,10 @@ def _carry(
             labels = labels.join(children(prefix, table, window, other, parent=_PREFIX))
             same = allowed[allowed == avoid[window]]
             prefix = children(prefix, table, window, same) if len(same) else None
-        bound = (
-            labels.gain
-            + prices.bit * (1.0 - labels.bits)
-            + prices.ms * (1.0 - labels.ms)
-            + ahead[place][labels.last]
-        )
-        good = (bound > lowest) & (labels.bits <= room_bits[place]) & (labels.ms <= room_ms[place])
-        labels = labels.take(good)
-        if len(labels.gain) > _FEW_LABELS:
+        labels, promise = bounds.keep(labels, place, lowest)
+        if len(promise) > 3 * most:
+            labels, promise, lost = _most_promising(labels, promise, 3 * most, lost)
+        if len(promise) > _FEW_LABELS:
             kept = undominated(
                 labels.bits,
                 labels.ms,
@@ -307,39 +349,83 @@ def _carry(
                 table.switch_ms,
                 table.switch_gain,
             )
-            labels = labels.take(kept)
-            if len(kept) > _MOST_LABELS:
-                bound = bound[good][kept]
-                rank = np.argsort(-bound, kind="stable")
-                missed = max(missed, float(bound[rank[_MOST_LABELS]]))
-                labels = labels.take(rank[:_MOST_LABELS])
-        if not len(labels.gain) and prefix is None:
-            return None, missed
+            labels, promise = labels.take(kept), promise[kept]
+        if len(promise) > most:
+            labels, promise, lost = _most_promising(labels, promise, most, lost)
+        if not len(promise) and prefix is None:
+            return None, lost
         trail.append((labels.parent, labels.choice))
-    good = labels.gain > lowest
-    if not good.any():
-        return None, missed
-    index = int(np.lexsort((labels.bits, labels.ms, -labels.gain, ~good))[0])
+    fits = (labels.bits <= 1.0 + TIE) & (labels.ms <= 1.0 + TIE)
+    good = np.flatnonzero(fits & (labels.gain > lowest))
+    if not len(good):
+        return None, lost
+    index = int(good[np.lexsort((labels.bits[good], labels.ms[good], -labels.gain[good]))[0]])
     choice = np.empty(len(order), np.intp)
-    for place in range(len(order) - 1, -1, -1):
-        parent, chosen = trail[place]
+    if settled:
+        choice[first] = only
+    for place in range(len(order) - 1, settled - 1, -1):
+        parent, chosen = trail[place - settled]
         choice[order[place]] = chosen[index]
         index = int(parent[index])
         if index == _PREFIX and avoid is not None:
             choice[order[:place]] = avoid[order[:place]]
             break
-    return choice, missed
+    return choice, lost
 
 
-def _order(table: Table, prices: _Prices, open_: NDArray[np.bool_]) -> tuple[Indices, Reals]:
-    """Return the order in which windows are gone through, and what is ahead of each, [W, P].
+def _order(table: Table, prices: _Prices, open_: NDArray[np.bool_]) -> Indices:
+    """Return the order in which windows are gone through.
 
     Where neighbours are not coupled any order will do, and clear cases come first.
     """
     windows, choices = table.gain.shape
     if table.couples or choices == 1:
-        return np.arange(windows), prices.ahead
+        return np.arange(windows)
     second = np.sort(prices.through, axis=1)[:, -2]
-    order = np.argsort(second, kind="stable")
-    reduced = table.gain - prices.bit * table.bits - prices.ms * table.ms
-    return order, _ahead(reduced[order], 0.0)
+    return np.lexsort((second, open_.sum(axis=1) > 1))
+
+
+def _most_promising(
+    labels: Labels, promise: Reals, most: int, lost: float
+) -> tuple[Labels, Reals, float]:
+    """Return the `most` labels of greatest promise, and the greatest promise of all left out."""
+    rank = np.argsort(-promise, kind="stable")
+    lost = max(lost, float(promise[rank[most]]))
+    kept = rank[:most]
+    return labels.take(kept), promise[kept], lost
+
+
+class _Bounds:
+    """What labels can still become, by several pairs of prices.
+
+    One pair of prices bounds well the labels that have spent as the best schedule would; a little
+    off it lie the prices for those that have spent more or less.  The lowest bound counts.
+    """
+
+    def __init__(
+        self, table: Table, prices: _Prices, open_: NDArray[np.bool_], order: Indices
+    ) -> None:
+        self.table, self.order = table, order
+        self.pairs = list({(prices.bit * a, prices.ms * b): None for a, b in _SPREAD})
+        self.ahead: list[Reals] = []  # of each pair, made when first needed
+        self.rooms: list[Reals] = []  # most that may be spent up to each place [W]: bits, ms
+        for cost in (table.bits, table.ms):
+            least = np.where(open_, cost, np.inf).min(axis=1)[order]
+            self.rooms.append(1.0 + TIE - np.append(np.cumsum(least[::-1])[::-1][1:], 0.0))
+
+    def keep(self, labels: Labels, place: int, lowest: float) -> tuple[Labels, Reals]:
+        """Return the labels that can still exceed `lowest` within the bounds, and their promise."""
+        fits = (labels.bits <= self.rooms[0][place]) & (labels.ms <= self.rooms[1][place])
+        promise = np.where(fits, np.inf, -np.inf)
+        for index, (bit, ms) in enumerate(self.pairs):
+            if index and len(promise) <= _FEW_LABELS:
+                break
+            if index == len(self.ahead):
+                reduced = self.table.gain - bit * self.table.bits - ms * self.table.ms
+                jump = ms * self.table.switch_ms + self.table.switch_gain
+                self.ahead.append(_ahead(reduced[self.order], jump))
+            bound = labels.gain + bit * (1.0 - labels.bits) + ms * (1.0 - labels.ms)
+            promise = np.minimum(promise, bound + self.ahead[index][place][labels.last])
+            good = promise > lowest
+            labels, promise = labels.take(good), promise[good]
+        return labels, promise

@@ -9,10 +9,16 @@ import numpy as np
 import pytest
 
 from engines.backend import Backend, FakeBackend, Floats, Ids, Mask, Served
-from engines.measure import bootstrap_median, measure, measure_switch, ratio
+from engines.measure import (
+    bootstrap_median,
+    measure,
+    measure_schedules,
+    measure_switch,
+    ratio,
+)
 from engines.model import ModelInfo
 from engines.precision import precision_from_name
-from engines.schedule import SamplerConfig
+from engines.schedule import SamplerConfig, Schedule
 
 MODEL = ModelInfo(
     name="fake",
@@ -216,3 +222,20 @@ def test_one_engine_or_one_window_has_no_switch() -> None:
 def test_sizes_below_one_are_the_callers_mistake(wrong: str) -> None:
     with pytest.raises(ValueError, match=f"{wrong} >= 1"):
         measure({}, SAMPLER, model=MODEL, **{**shape(), wrong: 0})
+
+
+def test_a_mixed_schedule_takes_what_its_windows_take() -> None:
+    clock = Clock()
+    backends: dict[str, Backend] = {
+        "fp32": clock.engine("fp32", 5.0),
+        "int8": clock.engine("int8", 2.0),
+    }
+    schedules = {
+        "low": (Schedule.uniform("int8", 6), SAMPLER),
+        "mixed": (Schedule(("fp32", "int8", "int8", "int8", "int8", "fp32")), SAMPLER),
+    }
+    found = measure_schedules(
+        schedules, backends, batch=2, prompt_length=5, model=MODEL, repeats=4, clock=clock
+    )
+    assert found["low"].median == pytest.approx(12 * 2.0)
+    assert found["mixed"].median == pytest.approx(4 * 5.0 + 8 * 2.0)

@@ -39,7 +39,9 @@ class Evaluations:
         return worth(candidate, number)
 
 
-def walk(folder: Path, trials: int, evaluate: Evaluations, strategy: str = "tpe") -> list[Candidate]:
+def walk(
+    folder: Path, trials: int, evaluate: Evaluations, strategy: str = "tpe"
+) -> list[Candidate]:
     study = open_study(folder, None)
     log = TrialLog(folder / "trials.jsonl")
     found = search(SPACE, evaluate, log, study, trials, seed=5, strategy=strategy)

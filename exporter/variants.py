@@ -1,0 +1,208 @@
+"""The graphs of every precision from one: the core graph of a checkpoint, and its weights.
+
+A *family* of weights is stored once, in a file that holds all that its graphs need; precisions and
+windows add graphs of some kilobytes.  Needs no torch: export and every later recipe come through
+here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engines.errors import InputError
+from engines.manifest import Graph
+from engines.precision import FULL_PRECISION, Precision
+from exporter.calibrate import Calibration, window_scales
+from exporter.folder import WEIGHTS, Recipe
+from exporter.graph import TAILS, linears, with_tail
+from exporter.names import linear_from_key
+from exporter.quantize import int8_graph, quantized_items, simulated_graph
+from exporter.weights import (
+    Stored,
+    bind,
+    check_graph,
+    external_ranges,
+    read_header,
+    write_family,
+)
+
+if TYPE_CHECKING:
+    import onnx
+
+
+@dataclass(frozen=True, kw_only=True)
+class Core:
+    """A checkpoint as a graph and the place of its weights.
+
+    Attributes:
+        graph: The graph with the trace tail.
+        tensors: Where its weights lie, inside the folder that is written, by name.
+        sites: (block, site) of each weight that can be quantized, by name.
+    """
+
+    graph: onnx.ModelProto
+    tensors: Mapping[str, Stored]
+    sites: Mapping[str, tuple[int, str]]
+
+    @classmethod
+    def of(cls, graph: onnx.ModelProto, tensors: Mapping[str, Stored], architecture: str) -> Core:
+        """Return the core of a graph; weights are recognized by their names."""
+        found = {linear.weight: linear_from_key(architecture, linear.weight) for linear in linears(graph)}
+        return cls(
+            graph=graph,
+            tensors=tensors,
+            sites={name: place for name, place in found.items() if place is not None},
+        )
+
+
+def stored_weights(folder: Path) -> dict[str, Stored]:
+    """Return where every tensor of a folder's weight files lies; names are unique in them.
+
+    Raises:
+        InputError: A file is damaged.
+    """
+    tensors: dict[str, Stored] = {}
+    for file in sorted((folder / WEIGHTS).glob("*.safetensors")):
+        tensors |= read_header(file)
+    return tensors
+
+
+def write_variants(
+    core: Core,
+    precisions: Sequence[Precision],
+    calibration: Calibration,
+    recipe: Recipe,
+    folder: Path,
+    families: Mapping[str, Path],
+    say: Callable[[str], None],
+) -> tuple[dict[str, Graph], dict[str, int]]:
+    """Write all graphs and the weights that they need, and return them and the families' bytes.
+
+    Args:
+        core: What they are made from.
+        precisions: Which ones.
+        calibration: Ranges of activations, for int8.
+        recipe: Windows, clip, and blocks that stay in fp32.
+        folder: Written into; the core's own weights are there.
+        families: Weight files in the folder that are there already, by family.
+        say: Told what is being written.
+
+    Raises:
+        InputError: The recipe keeps a block that is not there, or a window was never calibrated.
+    """
+    blocks = {block for block, _ in core.sites.values()}
+    unknown = sorted(set(recipe.keep) - blocks)
+    if unknown:
+        raise InputError(f"block {unknown[0]} cannot be kept, there are {len(blocks)} blocks")
+    sites = {
+        name: site for name, (block, site) in core.sites.items() if block not in recipe.keep
+    }
+    writer = _Writer(folder)
+    for family in dict.fromkeys(precision.family for precision in precisions):
+        members = [precision for precision in precisions if precision.family == family]
+        say(f"{', '.join(precision.name for precision in members)}: weights and graphs")
+        if family == FULL_PRECISION.family:
+            stored = dict(core.tensors)
+        else:
+            file = families.get(family)
+            if file is None:
+                file = folder / WEIGHTS / f"{family}.safetensors"
+                bits = int(members[0].weight_bits)
+                write_family(file, quantized_items(core.tensors, sites, bits, family))
+            stored = read_header(file)
+        for precision in members:
+            if precision == FULL_PRECISION:
+                writer.both_tails(core.graph, stored, precision, recipe.windows)
+            elif precision.simulated:
+                graph = simulated_graph(core.graph, sites, precision, recipe.clip)
+                writer.both_tails(graph, stored, precision, recipe.windows)
+            else:
+                scales = window_scales(calibration, recipe.windows, recipe.clip)
+                _write_int8(writer, core, sites, calibration.sites, scales, stored, precision)
+    return writer.graphs, writer.family_bytes()
+
+
+def _write_int8(
+    writer: _Writer,
+    core: Core,
+    sites: Mapping[str, str],
+    order: Sequence[str],
+    scales: NDArray[np.float32],
+    stored: Mapping[str, Stored],
+    precision: Precision,
+) -> None:
+    """Write the graph whose scales are an input, one for each window, and one for them all."""
+    windows = len(scales)
+    table = tuple(tuple(float(value) for value in row) for row in scales)
+    shared = int8_graph(core.graph, sites, order, None)
+    writer.both_tails(shared, stored, precision, windows, scales=table)
+    for window, row in enumerate(scales):
+        graph = int8_graph(core.graph, sites, order, row)
+        name = f"{precision.name}.w{window}.serve"
+        writer.write(name, with_tail(graph, "serve"), stored, precision, (window,))
+    everywhere = int8_graph(core.graph, sites, order, scales.max(0))
+    writer.both_tails(everywhere, stored, precision, windows, name=f"{precision.name}.all")
+
+
+class _Writer:
+    """Binds, checks and writes graphs, and remembers what they are."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.graphs: dict[str, Graph] = {}
+        self._ranges: dict[str, set[tuple[str, int, int]]] = {}
+
+    def both_tails(
+        self,
+        graph: onnx.ModelProto,
+        stored: Mapping[str, Stored],
+        precision: Precision,
+        windows: int,
+        name: str = "",
+        scales: tuple[tuple[float, ...], ...] | None = None,
+    ) -> None:
+        for tail in TAILS:
+            self.write(
+                f"{name or precision.name}.{tail}",
+                with_tail(graph, tail),
+                stored,
+                precision,
+                tuple(range(windows)),
+                scales,
+            )
+
+    def write(
+        self,
+        name: str,
+        graph: onnx.ModelProto,
+        stored: Mapping[str, Stored],
+        precision: Precision,
+        windows: tuple[int, ...],
+        scales: tuple[tuple[float, ...], ...] | None = None,
+    ) -> None:
+        bind(graph, stored)
+        check_graph(graph, self.folder)
+        ranges = external_ranges(graph)
+        self._ranges.setdefault(precision.family, set()).update(ranges)
+        (self.folder / f"{name}.onnx").write_bytes(graph.SerializeToString(deterministic=True))
+        self.graphs[name] = Graph(
+            file=f"{name}.onnx",
+            tail=name.rpartition(".")[2],
+            precision=precision.name,
+            windows=windows,
+            weights=tuple(sorted({location for location, _, _ in ranges})),
+            scales=scales,
+        )
+
+    def family_bytes(self) -> dict[str, int]:
+        """Return the bytes of distinct weights that each family's graphs read."""
+        return {
+            family: sum(length for _, _, length in ranges)
+            for family, ranges in self._ranges.items()
+        }

@@ -1,0 +1,34 @@
+"""Print figures, one JSON object a line: `python -m tests.bench [FIGURE]...`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+
+from tests.bench import generate, tuning
+from tests.bench.figure import Figure
+
+FIGURES: dict[str, Callable[[], Figure]] = {
+    "generate_speedup": partial(generate.speedup, "generate_speedup", 8),
+    "generate_speedup_b1": partial(generate.speedup, "generate_speedup_b1", 1),
+    "mixed_over_best_uniform": generate.mixed_over_best_uniform,
+    "runtime_overhead": generate.runtime_overhead,
+    "allocate_16x4": tuning.allocate_16x4,
+    "rebuild_count": tuning.rebuild_count,
+}
+
+
+def main(argv: list[str]) -> int:
+    """Print the figures named, or all, and return the exit code."""
+    unknown = [name for name in argv if name not in FIGURES]
+    if unknown:
+        print(f"unknown figure {unknown[0]!r}; figures are {', '.join(FIGURES)}", file=sys.stderr)
+        return 2
+    for name in argv or FIGURES:
+        print(FIGURES[name]().line(), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

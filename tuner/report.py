@@ -1,0 +1,118 @@
+"""The closing table of a tune: what ships for each task, beside what it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from engines.precision import Precision
+from engines.schedule import Schedule
+from engines.terminal import legend, strip, table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One schedule as it was measured on one task.
+
+    Attributes:
+        label: What it stands for in the comparison.
+        schedule: The precision of each window.
+        mean_bits: Mean activation bits over the passes.
+        ms: (median, low, high) milliseconds a sequence at the declared shape, 95 %; None where
+            the schedule is simulated.
+        accuracy: (share, low, high) of test prompts answered right, 95 %; None without a grader.
+        agreement: (share, low, high) of test prompts answered as full precision does, 95 %.
+        n: Test prompts.
+    """
+
+    label: str
+    schedule: Schedule
+    mean_bits: float
+    ms: tuple[float, float, float] | None
+    accuracy: tuple[float, float, float] | None
+    agreement: tuple[float, float, float]
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What ships for a task, and why.
+
+    Attributes:
+        task: Its name, or "default".
+        shipped: As it was measured on test prompts.
+        others: Full precision, each uniform schedule, the best uniform one within the budget, and
+            the same bits permuted.
+        reason: In a sentence.
+        loss: (points, low, high) lost against full precision on test prompts, 95 %.
+        notes: Further plain facts for the manifest.
+    """
+
+    task: str
+    shipped: Measured
+    others: tuple[Measured, ...]
+    reason: str
+    loss: tuple[float, float, float]
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def quality_shown_to(self) -> float:
+        """Upper end of the loss's interval, points."""
+        return self.loss[2]
+
+
+def closing_table(
+    verdicts: Sequence[Verdict], precisions: Sequence[Precision], ascii_: bool = False
+) -> str:
+    """Return the table that ends a tune, with its legend and the reasons."""
+    bits = {precision.name: precision.bits for precision in precisions}
+    rows: list[list[object]] = []
+    for verdict in verdicts:
+        for index, each in enumerate((verdict.shipped, *verdict.others)):
+            rows.append(
+                [
+                    verdict.task if index == 0 else "",
+                    each.label,
+                    strip(each.schedule, bits, ascii_),
+                    f"{each.mean_bits:.2f}",
+                    _range(each.ms, 1.0, 1),
+                    _range(each.accuracy, 100.0, 1),
+                    _range(each.agreement, 100.0, 1),
+                ]
+            )
+    header = ["task", "schedule", "windows", "bits", "ms a sequence", "accuracy %", "agreement %"]
+    lines = [table(header, rows), "", legend(bits, ascii_), ""]
+    lines += [f"{verdict.task}: {verdict.reason}" for verdict in verdicts]
+    return "\n".join(lines)
+
+
+def _range(value: tuple[float, float, float] | None, scale: float, digits: int) -> str | None:
+    if value is None:
+        return None
+    middle, low, high = (scale * part for part in value)
+    return f"{middle:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def verdict_json(verdict: Verdict) -> dict[str, Any]:
+    """Return a verdict as `tune --json` prints it."""
+    return {
+        "shipped": _measured_json(verdict.shipped),
+        "compared": [_measured_json(each) for each in verdict.others],
+        "reason": verdict.reason,
+        "loss": list(verdict.loss),
+        "quality_shown_to": verdict.quality_shown_to,
+        **dict(verdict.notes),
+    }
+
+
+def _measured_json(each: Measured) -> dict[str, Any]:
+    return {
+        "label": each.label,
+        "schedule": list(each.schedule.precisions),
+        "mean_bits": each.mean_bits,
+        "latency_ms": None if each.ms is None else list(each.ms),
+        "accuracy": None if each.accuracy is None else list(each.accuracy),
+        "agreement": list(each.agreement),
+        "n": each.n,
+    }

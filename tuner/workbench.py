@@ -1,0 +1,198 @@
+"""What a tune works on, read and checked before anything is built: export, tasks, prompts, cache.
+
+Every name in the arguments is resolved here, so a misspelt task or precision costs no build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from calib_data.prompts import Prompt
+from calib_data.workload import Workload, workload_from_spec
+from engines.build import Cache
+from engines.errors import InputError
+from engines.precision import FULL_PRECISION, Precision
+from engines.schedule import SamplerConfig, passes_by_window
+from engines.text import Tokenizer, tokenizer_from_file
+from exporter.folder import Export, read_export
+from tuner.config import Effort, TuneConfig
+from tuner.evaluate import Item, sampler_of
+
+
+@dataclass(frozen=True)
+class Job:
+    """One task with its prompts, tokenized; calibration, tuning and test are disjoint."""
+
+    workload: Workload
+    sampler: SamplerConfig
+    calibration: tuple[Item, ...]
+    tuning: tuple[Item, ...]
+    test: tuple[Item, ...]
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """Everything a tune needs besides engines.
+
+    Attributes:
+        config: What was asked for.
+        export: The base recipe's graphs.
+        precisions: The candidates, most bits first; full precision is among them or only measured
+            against.
+        jobs: By the name of the task.
+        tokenizer: The checkpoint's.
+        cache: Engines, measurements and answers.
+        say: Where a line of progress goes.
+    """
+
+    config: TuneConfig
+    export: Export
+    precisions: tuple[Precision, ...]
+    jobs: dict[str, Job]
+    tokenizer: Tokenizer
+    cache: Cache
+    say: Callable[[str], None]
+
+    @property
+    def effort(self) -> Effort:
+        """What the mode spends."""
+        return self.config.effort
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the candidates are simulated: bits, but no latency."""
+        return self.precisions[0].simulated
+
+
+def prepare(config: TuneConfig, cache: Cache, say: Callable[[str], None]) -> Workbench:
+    """Return the workbench of a tune.
+
+    Raises:
+        InputError: The export is damaged, or a name or a prompt in the arguments is at fault.
+    """
+    export = read_export(config.export, verify=True)
+    if config.target != export.target:
+        raise InputError(
+            f"the export is for target {export.target!r}, asked was {config.target!r}; export "
+            f"again with --target {config.target}"
+        )
+    precisions = _candidates(config, export)
+    tokenizer = tokenizer_from_file(export.tokenizer, export.model)
+    specs = config.tasks or _own_tasks(export)
+    jobs: dict[str, Job] = {}
+    for spec in specs:
+        job = _job(spec, config, export, tokenizer)
+        if job.workload.name in jobs:
+            raise InputError(f"the task {job.workload.name!r} is given twice; name it once")
+        jobs[job.workload.name] = job
+    return Workbench(config, export, precisions, jobs, tokenizer, cache, say)
+
+
+def _candidates(config: TuneConfig, export: Export) -> tuple[Precision, ...]:
+    """Return the precisions that compete, most bits first."""
+    names = config.precisions or tuple(
+        name for name, precision in export.precisions.items() if not precision.simulated
+    )
+    missing = [name for name in (*names, FULL_PRECISION.name) if name not in export.precisions]
+    if missing:
+        raise InputError(
+            f"the export has no precision {', '.join(missing)}, only "
+            f"{', '.join(export.precisions)}; export again with --precision {missing[0]}"
+        )
+    chosen = [export.precisions[name] for name in names]
+    if len({precision.simulated for precision in chosen}) > 1:
+        raise InputError(
+            f"simulated and executed precisions cannot compete, got {', '.join(names)}; name only "
+            f"one kind with --precision"
+        )
+    if chosen[0].simulated and (config.latency_ms or config.latency_share):
+        raise InputError(
+            "simulated precisions have no latency; budget them with --mean-bits"
+        )
+    return tuple(sorted(chosen, key=lambda each: (-each.bits, each.name)))
+
+
+def _own_tasks(export: Export) -> tuple[str, ...]:
+    """Return the built-in tasks that the export was calibrated on."""
+    files = [name for name, task in export.tasks.items() if task.source != "builtin"]
+    if files:
+        raise InputError(
+            f"the export was calibrated on prompt files for {', '.join(files)}; name them again, "
+            f"for instance --task {files[0]}=FILE.jsonl"
+        )
+    return tuple(export.tasks)
+
+
+def _job(spec: str, config: TuneConfig, export: Export, tokenizer: Tokenizer) -> Job:
+    name = spec.partition("=")[0]
+    known = export.tasks.get(name)
+    try:
+        if known is None:
+            workload = workload_from_spec(spec)
+        else:
+            workload = workload_from_spec(
+                spec,
+                steps=known.sampler.steps,
+                gen_length=known.sampler.gen_length,
+                block_length=known.sampler.block_length,
+            )
+        sampler = sampler_of(workload)
+    except ValueError as error:
+        raise InputError(f"task {spec!r}: {error}") from error
+    if known is None and workload.source == "builtin" and name not in export.tasks:
+        raise InputError(
+            f"the export was not calibrated on {name!r}, only on {', '.join(export.tasks)}; "
+            f"export again with --task {name}"
+        )
+    try:
+        passes_by_window(sampler, export.windows)
+    except ValueError as error:
+        raise InputError(f"task {name!r}: {error}; export again with fewer --windows") from error
+    effort = config.effort
+    splits: dict[str, tuple[Item, ...]] = {}
+    for split, count in (
+        ("calibration", effort.calibration),
+        ("tuning", effort.tuning),
+        ("test", effort.test),
+    ):
+        prompts = workload.prompts(split, count, config.seed)  # type: ignore[arg-type]
+        if not prompts:
+            raise InputError(
+                f"task {name!r} has no {split} prompts; add lines to its file, or set their "
+                f'"split" to "{split}"'
+            )
+        splits[split] = _encoded(name, prompts, tokenizer, export, sampler)
+    return Job(workload, sampler, splits["calibration"], splits["tuning"], splits["test"])
+
+
+def _encoded(
+    name: str,
+    prompts: Sequence[Prompt],
+    tokenizer: Tokenizer,
+    export: Export,
+    sampler: SamplerConfig,
+) -> tuple[Item, ...]:
+    longest = min(export.shape.prompt[2], export.model.max_length - sampler.gen_length)
+    items = []
+    for prompt in prompts:
+        try:
+            ids = tokenizer.encode(prompt.prompt)
+        except InputError as error:
+            raise InputError(f"task {name!r}, prompt {prompt.id!r}: {error}") from error
+        if len(ids) > longest:
+            raise InputError(
+                f"task {name!r}, prompt {prompt.id!r} has {len(ids)} tokens, the export takes "
+                f"{longest}; export again with a larger --shape, or shorten it"
+            )
+        items.append(Item(prompt, ids))
+    return tuple(items)
+
+
+def export_files(export: Export, names: Sequence[str]) -> dict[str, Path]:
+    """Return path in the folder to file, for the graphs named and the weights that they read."""
+    paths = {export.graphs[name].file for name in names}
+    for name in names:
+        paths.update(export.graphs[name].weights)
+    return {path: export.folder / path for path in sorted(paths)}
