@@ -4,9 +4,9 @@ Five small tasks, each with an exact grader.  They differ in *where* the scored 
 decided, because that is what a schedule over denoising windows can use:
 
     edit     copy with a substitution, then its mirror image; fixed length, no end-of-text padding
-    rename   choose two unused letters, then use them everywhere; many right answers, so checked
+    rename   choose unused letters for X and Y, then use them everywhere; many answers are right
     chain    running sums modulo 5; only the last digit, the end of the answer, is scored
-    lookup   the values of two keys, then free chatter; only the start of the answer is scored
+    most     the most frequent letter, then free chatter; only the start of the answer is scored
     close    close the open brackets in the right order; the answer ends with end-of-text padding
 
 Knows nothing about models, tokenizers or engines.  Standard library only.
@@ -22,13 +22,16 @@ from typing import Literal
 LETTERS = "abcdefghijklmnop"
 DIGITS = "0123456789"
 BRACKETS = {"(": ")", "[": "]", "{": "}", "<": ">"}
-PLACEHOLDERS = "XY"
+# Which letters each placeholder may be renamed to: with letters of its own, two names that are
+# chosen in the same step cannot collide.
+PLACEHOLDERS = {"X": LETTERS[:8], "Y": LETTERS[8:]}
 
 GEN_LENGTH = 24
 STEPS = 12
 CHAIN_MODULUS = 5
 CHAIN_LENGTH = 16
-LOOKUP_KEYS = 2
+MOST_LENGTH = 18
+MOST_LETTERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,30 +73,32 @@ def _grade_edit(prompt: str, answer: str) -> bool:
 
 
 def _draw_rename(rng: random.Random) -> tuple[str, str]:
-    used = rng.sample(LETTERS, rng.randint(7, 10))
+    used = rng.sample(LETTERS[:8], 5) + rng.sample(LETTERS[8:], 5)
     length = rng.randint(14, 20)
     symbols = ["X"] * rng.randint(3, 5) + ["Y"] * rng.randint(2, 4)
     symbols += [rng.choice(used) for _ in range(length - len(symbols))]
     rng.shuffle(symbols)
-    text = "".join(symbols)
-    fresh = rng.sample([letter for letter in LETTERS if letter not in text], 2)
-    return f"rename:{text}", text.replace("X", fresh[0]).replace("Y", fresh[1])
+    text = answer = "".join(symbols)
+    for placeholder, letters in PLACEHOLDERS.items():
+        fresh = rng.choice([letter for letter in letters if letter not in text])
+        answer = answer.replace(placeholder, fresh)
+    return f"rename:{text}", answer
 
 
 def _grade_rename(prompt: str, answer: str) -> bool:
     text = prompt.removeprefix("rename:")
     if len(answer) != len(text):
         return False
-    chosen = {symbol: set[str]() for symbol in PLACEHOLDERS}
+    chosen: dict[str, str] = {}
     for asked, given in zip(text, answer, strict=True):
-        if asked in chosen:
-            chosen[asked].add(given)
+        if asked in PLACEHOLDERS:
+            if given not in PLACEHOLDERS[asked] or given in text:
+                return False
+            if chosen.setdefault(asked, given) != given:
+                return False
         elif asked != given:
             return False
-    names = [name for group in chosen.values() for name in group]
-    each_one = all(len(group) <= 1 for group in chosen.values())
-    fresh = all(name in LETTERS and name not in text for name in names)
-    return each_one and fresh and len(set(names)) == len(names)
+    return True
 
 
 def _draw_chain(rng: random.Random) -> tuple[str, str]:
@@ -110,25 +115,25 @@ def _grade_chain(prompt: str, answer: str) -> bool:
     return answer.endswith(str(total))
 
 
-def _draw_lookup(rng: random.Random) -> tuple[str, str]:
-    keys = rng.sample(LETTERS, 7)
-    table = {key: rng.choice(DIGITS) for key in keys}
-    asked = rng.sample(keys, LOOKUP_KEYS)
+def _draw_most(rng: random.Random) -> tuple[str, str]:
+    letters = rng.sample(LETTERS, MOST_LETTERS)
+    while True:
+        text = "".join(rng.choice(letters) for _ in range(MOST_LENGTH))
+        first, second = sorted((text.count(letter) for letter in letters), reverse=True)[:2]
+        if first > second:
+            break
+    winner = max(letters, key=text.count)
     at = rng.randrange(len(LETTERS))
     chatter = []
-    for _ in range(GEN_LENGTH - LOOKUP_KEYS):
+    for _ in range(GEN_LENGTH - 1):
         chatter.append(LETTERS[at])
         at = (at + rng.choice((-1, 1))) % len(LETTERS)
-    prompt = (
-        "lookup:" + "".join(key + value for key, value in table.items()) + "," + "".join(asked)
-    )
-    return prompt, "".join(table[key] for key in asked) + "".join(chatter)
+    return f"most:{text}", winner + "".join(chatter)
 
 
-def _grade_lookup(prompt: str, answer: str) -> bool:
-    pairs, asked = prompt.removeprefix("lookup:").split(",")
-    table = dict(zip(pairs[::2], pairs[1::2], strict=True))
-    return answer[:LOOKUP_KEYS] == "".join(table[key] for key in asked)
+def _grade_most(prompt: str, answer: str) -> bool:
+    text = prompt.removeprefix("most:")
+    return answer[:1] == max(set(text), key=text.count)
 
 
 def _draw_close(rng: random.Random) -> tuple[str, str]:
@@ -161,7 +166,7 @@ TASKS: dict[str, Task] = {
         Task("edit", _draw_edit, _grade_edit, "all", "substitute a letter, then add the mirror"),
         Task("rename", _draw_rename, _grade_rename, "all", "name X and Y freely, use the names"),
         Task("chain", _draw_chain, _grade_chain, "end", "running sums modulo 5, last one scored"),
-        Task("lookup", _draw_lookup, _grade_lookup, "start", "values of two keys, then chatter"),
+        Task("most", _draw_most, _grade_most, "start", "the most frequent letter, then chatter"),
         Task("close", _draw_close, _grade_close, "all", "close the open brackets in order"),
     )
 }

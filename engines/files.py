@@ -151,10 +151,10 @@ def whole_folder(
     partial, replaced = (out.parent / f".cadenza-{mark}.{end}" for end in ("partial", "replaced"))
     if replaced.exists():
         _restore(replaced, out)
+    shutil.rmtree(partial, ignore_errors=True)
     check_replaceable(out, force=force, is_ours=is_ours, kind=kind)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
     except OSError as error:
         raise InputError(

@@ -16,6 +16,18 @@ def machine(gpu: bool = False) -> dict[str, str]:
     }
 
 
+def has_vnni() -> bool:
+    """Return whether the processor sums products of bytes without saturating on the way.
+
+    x86 without VNNI does saturate; where /proc says nothing, it is taken to.
+    """
+    try:
+        words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    except OSError:
+        words = set()
+    return bool(words & {"avx512_vnni", "avx_vnni", "avx_vnni_int8", "asimddp"})
+
+
 def _cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

@@ -164,7 +164,7 @@ def measure_schedules(
     _check(batch=batch, repeats=repeats)
     rng = np.random.default_rng(seed)
     runs = [
-        _requests(sampler, schedule, batch, prompt_length, model, rng)
+        _requests(sampler, schedule, batch, prompt_length, model, seed)
         for schedule, sampler in schedules.values()
     ]
     times = _in_turns(runs, backends, model, repeats, warmup, clock)

@@ -10,7 +10,7 @@ may stand on a read-only file system.  One runtime serves one caller at a time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +73,7 @@ class Runtime:
         threads: int = 0,
         warmup: bool = True,
         verify: bool = True,
+        expect: str | None = None,
     ) -> Runtime:
         """Return a runtime whose engines are loaded and, unless told otherwise, warm.
 
@@ -82,14 +83,20 @@ class Runtime:
             threads: Threads of a pass on the CPU; 0 for what the bundle says.
             warmup: Run one pass of each engine now, so that the first request is not slower.
             verify: Check the sha256 of every file before anything is loaded.
+            expect: The digest that the bundle must have, where it is known beforehand.
 
         Raises:
-            BundleError: The bundle is damaged, or has no such target.
+            BundleError: The bundle is damaged, not the one expected, or has no such target.
             BackendError: An engine cannot be loaded or gives no finite number.
             MissingExtra: onnxruntime or tokenizers is not installed.
         """
         bundle = read_bundle(path, verify)
         manifest = bundle.manifest
+        if expect is not None and expect != bundle.digest:
+            raise BundleError(
+                f"the bundle {str(path)!r} has the digest {bundle.digest}, expected is "
+                f"{expect}; use the bundle that was meant, or expect this one"
+            )
         if target not in manifest.targets:
             raise BundleError(
                 f"the bundle {str(path)!r} has no target {target!r}; it has "
@@ -139,6 +146,7 @@ class Runtime:
         task: str | Sequence[str | None] | None = None,
         policy: str = "safest",
         batch: int | None = None,
+        on_answers: Callable[[int], None] | None = None,
     ) -> list[Answer]:
         """Return an answer for each prompt, in their order.
 
@@ -148,6 +156,7 @@ class Runtime:
                 `default`.
             policy: `safest` or `split`: what happens when rows of a batch want different engines.
             batch: Rows that run together at most; None for the most that the bundle declares.
+            on_answers: Told how many more answers are done, after each batch.
 
         Raises:
             InputError: A prompt, a task, the policy or the batch is at fault; nothing has run.
@@ -181,6 +190,8 @@ class Runtime:
             )
             for i, generation in zip(chosen, generations, strict=True):
                 answers[i] = self._answer(generation, requests[i].task)
+            if on_answers is not None:
+                on_answers(len(chosen))
         self._ready = True
         return [answers[i] for i in range(len(requests))]
 

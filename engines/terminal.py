@@ -7,15 +7,14 @@ stream cannot show blocks, ASCII stands in.
 from __future__ import annotations
 
 import argparse
-import os
+import json
 import shutil
-import signal
 import sys
 import time
 import traceback
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TextIO
 
 from engines.errors import CadenzaError
@@ -23,7 +22,6 @@ from engines.schedule import Schedule
 
 _BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", ".:-=+*#@"
 _REDRAW_S, _LINE_S = 0.1, 10.0
-INTERRUPTED = 130
 
 
 class Progress:
@@ -38,13 +36,15 @@ class Progress:
         what: str,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
+        quiet: bool = False,
     ) -> None:
         self.total, self.what, self.done, self.note = total, what, 0, ""
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
         self._began = self._drawn = clock()
         self._bar = self._stream.isatty()
-        self._closed = False
+        self._closed = quiet
+        self._quiet = quiet
 
     def __enter__(self) -> Progress:
         return self
@@ -62,7 +62,7 @@ class Progress:
         self.done += n
         self.note = note or self.note
         now = self._clock()
-        if now - self._drawn >= (_REDRAW_S if self._bar else _LINE_S):
+        if not self._quiet and now - self._drawn >= (_REDRAW_S if self._bar else _LINE_S):
             self._drawn = now
             self._draw(now)
 
@@ -196,62 +196,44 @@ def size(count: int) -> str:
     return f"{count} B" if unit == "B" else f"{value:.3g} {unit}"
 
 
+def emit(text: str) -> None:
+    """Print to stdout, with escapes for what its encoding lacks."""
+    encoding = sys.stdout.encoding or "ascii"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def emit_json(value: object, indent: int | None = None) -> None:
+    """Print a JSON value to stdout, in a line unless indented."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
+    print(text if can_show(sys.stdout, text) else json.dumps(value, indent=indent))
+
+
 def run_command(
     parser: argparse.ArgumentParser,
     body: Callable[[argparse.Namespace], int],
-    argv: Sequence[str] | None,
+    argv: Sequence[str],
 ) -> int:
     """Parse, run the body and return the exit code; errors are one line on stderr.
 
-    Adds `-v`, which shows the traceback too.  Ctrl-C and SIGTERM alike reach the body as
-    `KeyboardInterrupt`, so that what it opened is closed.
+    Adds `-v`, which shows the traceback too.
 
     Args:
         parser: Whose `prog` names the command.
         body: Takes the arguments, returns the exit code.
-        argv: The arguments; the process's own if None.
+        argv: The arguments after the command's name.
     """
     parser.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
     try:
         args = parser.parse_args(argv)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 2
-    before = _on_sigterm(_interrupt)
     try:
         return body(args)
-    except CadenzaError as error:
-        return _say(parser.prog, error, str(error), args.verbose, error.exit_code)
     except BrokenPipeError:
-        # Whoever read our output has seen enough; leave nothing for the exit to flush.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except OSError as error:
-        said = f"{error}; free space, or check the permissions of the place named"
-        return _say(parser.prog, error, said, args.verbose, 1)
-    except KeyboardInterrupt as error:
-        return _say(parser.prog, error, "interrupted", args.verbose, INTERRUPTED)
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
-
-
-def _say(prog: str, error: BaseException, text: str, verbose: bool, code: int) -> int:
-    if verbose:
-        traceback.print_exception(error)
-    print(f"{prog}: error: {text}", file=sys.stderr)
-    return code
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-_Handler = Callable[[int, FrameType | None], object] | int | None
-
-
-def _on_sigterm(handler: _Handler) -> _Handler:
-    """Set what SIGTERM does and return what it did; None where only the main thread may."""
-    try:
-        return signal.signal(signal.SIGTERM, handler)
-    except ValueError:
-        return None
+        raise
+    except (CadenzaError, OSError) as error:
+        if args.verbose:
+            traceback.print_exception(error)
+        mend = "" if isinstance(error, CadenzaError) else "; free space there, or mend its rights"
+        print(f"{parser.prog}: error: {error}{mend}", file=sys.stderr)
+        return error.exit_code if isinstance(error, CadenzaError) else CadenzaError.exit_code

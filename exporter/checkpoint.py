@@ -14,11 +14,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
+from typing import TYPE_CHECKING
 
 from engines.errors import InputError
 from engines.model import ModelInfo
+from exporter.config import read_config, read_json
 from exporter.denoiser import Denoiser, DenoiserConfig, rotary_frequencies
 from exporter.names import keys_from_parameters
 from exporter.weights import FLOATS, Item, Stored, is_finite, read_header, write_family
@@ -28,29 +28,6 @@ if TYPE_CHECKING:
 
 END, MASK = "<eos>", "<mask>"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-
-# What these architectures can be configured to do that the denoiser does not.
-_ONLY: Mapping[str, Mapping[str, tuple[object, ...]]] = {
-    "llada": {
-        "block_type": ("llama",),
-        "activation_type": ("silu",),
-        "layer_norm_type": ("rms",),
-        "rope": (True,),
-        "alibi": (False,),
-        "include_bias": (False,),
-        "include_qkv_bias": (False, None),
-        "bias_for_layer_norm": (False, None),
-        "attention_layer_norm": (False,),
-        "input_emb_norm": (False,),
-        "scale_logits": (False,),
-        "clip_qkv": (None,),
-    },
-    "dream": {
-        "hidden_act": ("silu",),
-        "use_sliding_window": (False,),
-        "rope_scaling": (None,),
-    },
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,45 +55,6 @@ class Checkpoint:
     def files(self) -> tuple[Path, ...]:
         """The files with tensors, by name."""
         return tuple(sorted({stored.file for stored in self.tensors.values()}))
-
-
-def read_config(folder: Path) -> tuple[str, DenoiserConfig, int]:
-    """Return (architecture, sizes, id of the end of an answer) of a checkpoint folder.
-
-    Raises:
-        InputError: The folder or its config.json is missing or at fault, or of an architecture
-            that is not known.
-    """
-    if not folder.is_dir():
-        raise InputError(f"there is no checkpoint folder {str(folder)!r}; give its path")
-    values = _read_json(folder / "config.json")
-    kind = str(values.get("model_type", "")).lower()
-    if kind not in _ONLY:
-        raise InputError(
-            f"{folder / 'config.json'}: unknown model_type {values.get('model_type')!r} "
-            f"(architectures {values.get('architectures')}); known are LLaDA ('llada') and "
-            f"Dream ('Dream')"
-        )
-    for key, allowed in _ONLY[kind].items():
-        if key in values and values[key] not in allowed:
-            raise InputError(
-                f"{folder / 'config.json'}: {key} = {values[key]!r} is not supported, only "
-                f"{' or '.join(map(repr, allowed))}; use a checkpoint of the released shape"
-            )
-    try:
-        config = _llada_config(values) if kind == "llada" else _dream_config(values)
-        eos_id = int(values["eos_token_id"])
-        if not 0 <= eos_id < config.vocab or eos_id == config.mask_id:
-            raise ValueError(
-                f"eos_token_id must be below {config.vocab} and not the mask token, got {eos_id}"
-            )
-    except KeyError as error:
-        raise InputError(
-            f"{folder / 'config.json'}: the key {error} is missing; add it"
-        ) from error
-    except (ValueError, TypeError) as error:
-        raise InputError(f"{folder / 'config.json'}: {error}; mend it") from error
-    return kind, config, eos_id
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -225,26 +163,6 @@ def model_info(checkpoint: Checkpoint) -> ModelInfo:
     )
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """Return the tokenizer of a checkpoint folder.
-
-    Raises:
-        InputError: tokenizer.json is missing or cannot be read.
-    """
-    from tokenizers import Tokenizer
-
-    file = folder / "tokenizer.json"
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as error:
-        raise InputError(f"cannot read {str(file)!r}: {error}; add the tokenizer") from error
-    try:
-        json.loads(text)
-    except ValueError as error:
-        raise InputError(f"{file} is not JSON ({error}); download it again") from error
-    return Tokenizer.from_str(text)
-
-
 def save_checkpoint(model: Denoiser, vocabulary: Sequence[str], out: Path) -> None:
     """Write a checkpoint in LLaDA's format: float32 weights, config and tokenizer.
 
@@ -303,14 +221,14 @@ def save_checkpoint(model: Denoiser, vocabulary: Sequence[str], out: Path) -> No
 def _tokenizer(vocabulary: Sequence[str]) -> Tokenizer:
     """Return a tokenizer of whole words such as `edit:`, and else of single characters.
 
-    What it does not know becomes the mask token, which no prompt may hold: so it is refused.
+    It has no token for "unknown", so it refuses a text that holds other characters.
     """
     import re
 
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     ids = {token: index for index, token in enumerate(vocabulary)}
-    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=MASK))
+    tokenizer = Tokenizer(models.WordLevel(ids))
     words = [token for token in vocabulary if len(token) > 1 and token not in (END, MASK)]
     pattern = "|".join([*(re.escape(word) for word in sorted(words)), r"[\s\S]"])
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
@@ -328,42 +246,6 @@ def _parameter_shapes(config: DenoiserConfig) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in denoiser.named_parameters()}
 
 
-def _llada_config(values: Mapping[str, Any]) -> DenoiserConfig:
-    heads = int(values["n_heads"])
-    return DenoiserConfig(
-        hidden=int(values["d_model"]),
-        layers=int(values["n_layers"]),
-        heads=heads,
-        kv_heads=int(values.get("n_kv_heads") or heads),
-        ffn=int(values["mlp_hidden_size"]),
-        vocab=int(values.get("embedding_size") or values["vocab_size"]),
-        mask_id=int(values["mask_token_id"]),
-        max_length=int(values["max_sequence_length"]),
-        rope_theta=float(values["rope_theta"]),
-        norm_eps=float(values["rms_norm_eps"]),
-        tied=bool(values["weight_tying"]),
-    )
-
-
-def _dream_config(values: Mapping[str, Any]) -> DenoiserConfig:
-    heads = int(values["num_attention_heads"])
-    return DenoiserConfig(
-        hidden=int(values["hidden_size"]),
-        layers=int(values["num_hidden_layers"]),
-        heads=heads,
-        kv_heads=int(values.get("num_key_value_heads") or heads),
-        ffn=int(values["intermediate_size"]),
-        vocab=int(values["vocab_size"]),
-        mask_id=int(values["mask_token_id"]),
-        max_length=int(values["max_position_embeddings"]),
-        rope_theta=float(values["rope_theta"]),
-        norm_eps=float(values["rms_norm_eps"]),
-        qkv_bias=True,
-        tied=bool(values["tie_word_embeddings"]),
-        shifted=True,
-    )
-
-
 def _stored_tensors(folder: Path) -> dict[str, Stored]:
     """Return where each tensor lies, in one file or in the shards of an index."""
     index = folder / INDEX
@@ -374,7 +256,7 @@ def _stored_tensors(folder: Path) -> dict[str, Stored]:
                 f"again, in safetensors format"
             )
         return read_header(folder / WEIGHTS)
-    wanted = _read_json(index).get("weight_map")
+    wanted = read_json(index).get("weight_map")
     if not isinstance(wanted, dict) or not wanted:
         raise InputError(f"{index}: 'weight_map' is missing; download it again")
     tensors: dict[str, Stored] = {}
@@ -386,20 +268,6 @@ def _stored_tensors(folder: Path) -> dict[str, Stored]:
     if lost:
         raise InputError(f"{index} promises {lost[0]}, which no shard holds; download it again")
     return tensors
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(
-            f"cannot read {str(file)!r}: {error.strerror}; give a complete checkpoint"
-        ) from error
-    except ValueError as error:
-        raise InputError(f"{file} is not JSON ({error}); download it again") from error
-    if not isinstance(values, dict):
-        raise InputError(f"{file} is not a JSON object; download it again")
-    return values
 
 
 def _write_json(file: Path, values: Mapping[str, object]) -> None:

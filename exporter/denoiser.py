@@ -177,11 +177,14 @@ class Block(nn.Module):
         x = x + self.attn_out(attend(q, k, v, bias, self.heads, self.kv_heads))
         normed = self.ff_norm(x)
         gate = self.ff_gate(normed)
-        return x + self.ff_down(gate * torch.sigmoid(gate) * self.ff_up(normed))
+        out: Tensor = x + self.ff_down(gate * torch.sigmoid(gate) * self.ff_up(normed))
+        return out
 
 
 class Denoiser(nn.Module):
     """ids [B, L] and key mask [B, L] to logits at the asked positions [B, M, V]."""
+
+    frequencies: Tensor
 
     def __init__(self, config: DenoiserConfig) -> None:
         super().__init__()
@@ -213,7 +216,7 @@ class Denoiser(nn.Module):
             x = block(x, angles, bias)
         rows = torch.arange(batch, device=ids.device)[:, None] * length + positions
         asked = (rows, positions[:, :, None].float() * self.frequencies)
-        logits = self.head(self.norm(self.blocks[-1](x, angles, bias, asked)))
+        logits: Tensor = self.head(self.norm(self.blocks[-1](x, angles, bias, asked)))
         # Finite, so that the entropy 0 * log 0 of the mask token is 0 and not NaN.
         is_mask = torch.arange(logits.shape[-1], device=ids.device) == self.config.mask_id
         never = is_mask.to(logits.dtype) * MASKED_SCORE

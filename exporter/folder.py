@@ -1,10 +1,10 @@
 """An EXPORT folder as values, read without torch or onnx.
 
-    export.json                what is below, and what made it
-    fp32.serve.onnx ...        graphs; GRAPH.TAIL.onnx, kilobytes each
-    weights/*.safetensors      the checkpoint's own files and one more for each quantized family
-    tokenizer/tokenizer.json
-    calibration.json           ranges of activations, from which other recipes are made
+export.json                what is below, and what made it
+fp32.serve.onnx ...        graphs; GRAPH.TAIL.onnx, kilobytes each
+weights/*.safetensors      the checkpoint's own files and one more for each quantized family
+tokenizer/tokenizer.json
+calibration.json           ranges of activations, from which other recipes are made
 """
 
 from __future__ import annotations
@@ -159,7 +159,9 @@ def read_export(folder: Path, verify: bool = False) -> Export:
     try:
         check_files(folder, export.files, digests=verify)
     except InputError as error:
-        raise InputError(f"the export {str(folder)!r} is damaged: {error}; export again") from error
+        raise InputError(
+            f"the export {str(folder)!r} is damaged: {error}; export again"
+        ) from error
     return export
 
 
@@ -218,7 +220,9 @@ def _export_from_document(top: Document, folder: Path) -> Export:
             if path not in export.files:
                 top["graphs"][name].fail(f"{path!r} is not listed under 'files'; export again")
         if graph.precision not in export.precisions:
-            top["graphs"][name].fail(f"has the unknown precision {graph.precision!r}; export again")
+            top["graphs"][name].fail(
+                f"has the unknown precision {graph.precision!r}; export again"
+            )
     return export
 
 

@@ -6,11 +6,10 @@ It runs the very sampler that serves, so calibration sees the states that engine
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from contextlib import ExitStack
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from engines.backend import Floats, Ids, Mask, Served, served_from_logits
@@ -42,38 +41,46 @@ class TorchBackend:
         self.precision: Precision = FULL_PRECISION
         self._denoiser = denoiser
         self._observe = observe
-        self._largest: dict[str, NDArray[np.float32]] = {}
-        self._mask: Tensor = torch.zeros(0)
-        self._sites = sites_of_blocks(denoiser.config.layers)
-        if observe is not None:
-            for site in self._sites:
-                block, _, name = site.rpartition(".")
-                layer = denoiser.get_submodule(f"{block}.{_LAYER_OF_SITE[name]}")
-                last = block == f"blocks.{denoiser.config.layers - 1}" and name != "attn_in"
-                layer.register_forward_pre_hook(partial(self._watch, site, last))
 
     def logits(self, ids: Ids, mask: Mask, positions: Ids, progress: Floats) -> Floats:
-        self._mask = torch.from_numpy(np.ascontiguousarray(mask))
-        with torch.inference_mode():
+        keys = torch.from_numpy(np.ascontiguousarray(mask))
+        with torch.inference_mode(), ExitStack() as watching:
+            largest: dict[str, Tensor] = {}
+            if self._observe is not None:
+                self._watch(watching, keys, largest)
             logits = self._denoiser(
                 torch.from_numpy(np.ascontiguousarray(ids)),
-                self._mask,
+                keys,
                 torch.from_numpy(np.ascontiguousarray(positions)),
             )
         if self._observe is not None:
-            self._observe(np.stack([self._largest[site] for site in self._sites], 1), progress)
+            sites = sites_of_blocks(self._denoiser.config.layers)
+            self._observe(torch.stack([largest[site] for site in sites], 1).numpy(), progress)
         out: Floats = logits.numpy()
         return out
 
     def serve(self, ids: Ids, mask: Mask, positions: Ids, progress: Floats) -> Served:
         return served_from_logits(self.logits(ids, mask, positions, progress))
 
-    def _watch(self, site: str, asked_only: bool, layer: nn.Module, inputs: tuple[Tensor]) -> None:
-        """Note the largest magnitude of each row's input; padding does not count.
+    def _watch(self, watching: ExitStack, mask: Tensor, largest: dict[str, Tensor]) -> None:
+        """Note the largest magnitude of each row's input at each site, as long as `watching`.
 
-        Behind the last block's attention there are only asked positions, none of them padding.
+        Padding does not count.  Behind the last block's attention there are only asked positions,
+        none of them padding.
         """
-        largest = inputs[0].abs().amax(-1)
-        if not asked_only:
-            largest = largest.masked_fill(~self._mask, 0.0)
-        self._largest[site] = largest.amax(-1).numpy()
+        layers = self._denoiser.config.layers
+        for site in sites_of_blocks(layers):
+            block, _, name = site.rpartition(".")
+            asked_only = block == f"blocks.{layers - 1}" and name != "attn_in"
+
+            def note(
+                layer: nn.Module,
+                inputs: tuple[Tensor],
+                site: str = site,
+                asked_only: bool = asked_only,
+            ) -> None:
+                each = inputs[0].abs().amax(-1)
+                largest[site] = (each if asked_only else each.masked_fill(~mask, 0.0)).amax(-1)
+
+            layer = self._denoiser.get_submodule(f"{block}.{_LAYER_OF_SITE[name]}")
+            watching.callback(layer.register_forward_pre_hook(note).remove)

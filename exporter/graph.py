@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,10 +36,11 @@ from engines.model import (
     PROBABILITY,
     TOKENS,
 )
-from exporter.denoiser import Denoiser, DenoiserConfig, rotary_frequencies
 
 if TYPE_CHECKING:
     import onnx
+
+    from exporter.denoiser import DenoiserConfig
 
 OPSET = 23
 TAILS = ("serve", "trace")
@@ -79,7 +80,9 @@ def graph_from_config(
         types: ONNX type of each tensor of the checkpoint, by its name there.
     """
     model = _traced(config)
-    names = {name: keys[name] for name in (i.name for i in model.graph.initializer) if name in keys}
+    names = {
+        name: keys[name] for name in (i.name for i in model.graph.initializer) if name in keys
+    }
     _rename(model, names)
     _fill_frequencies(model, config)
     _set_types(model, {key: types[key] for key in names.values()})
@@ -104,20 +107,19 @@ def with_tail(model: onnx.ModelProto, tail: str) -> onnx.ModelProto:
         return copy
     axis = numpy_helper.from_array(np.array([-1], np.int64), "tail_axis")
     copy.graph.initializer.append(axis)
-    copy.graph.node.extend(
-        (
-            helper.make_node(
-                "ArgMax", [LOGITS], [TOKENS], axis=-1, keepdims=0, select_last_index=0
-            ),
-            helper.make_node("LogSoftmax", [LOGITS], ["tail_log_p"], axis=-1),
-            helper.make_node("ReduceMax", ["tail_log_p", "tail_axis"], ["tail_top"], keepdims=0),
-            helper.make_node("Exp", ["tail_top"], [PROBABILITY]),
-            helper.make_node("Exp", ["tail_log_p"], ["tail_p"]),
-            helper.make_node("Mul", ["tail_p", "tail_log_p"], ["tail_terms"]),
-            helper.make_node("ReduceSum", ["tail_terms", "tail_axis"], ["tail_sum"], keepdims=0),
-            helper.make_node("Neg", ["tail_sum"], [ENTROPY]),
-        )
-    )
+    one_value: dict[str, Any] = {"axis": -1, "keepdims": 0, "select_last_index": 0}
+    for kind, inputs, output, attributes in (
+        ("ArgMax", [LOGITS], TOKENS, one_value),
+        ("LogSoftmax", [LOGITS], "tail_log_p", {"axis": -1}),
+        ("ReduceMax", ["tail_log_p", "tail_axis"], "tail_top", {"keepdims": 0}),
+        ("Exp", ["tail_top"], PROBABILITY, {}),
+        ("Exp", ["tail_log_p"], "tail_p", {}),
+        ("Mul", ["tail_p", "tail_log_p"], "tail_terms", {}),
+        ("ReduceSum", ["tail_terms", "tail_axis"], "tail_sum", {"keepdims": 0}),
+        ("Neg", ["tail_sum"], ENTROPY, {}),
+    ):
+        node = helper.make_node(kind, inputs, [output], f"make {output}", None, None, **attributes)
+        copy.graph.node.append(node)
     del copy.graph.output[:]
     copy.graph.output.extend(
         helper.make_tensor_value_info(name, kind, [BATCH, ASKED])
@@ -155,6 +157,8 @@ def _traced(config: DenoiserConfig) -> onnx.ModelProto:
     import torch
     from onnxscript import optimizer
 
+    from exporter.denoiser import Denoiser
+
     with torch.device("meta"):
         denoiser = Denoiser(config).eval()
         ids = torch.zeros((2, 5), dtype=torch.long)
@@ -182,7 +186,7 @@ def _traced(config: DenoiserConfig) -> onnx.ModelProto:
     # Weights stand as inputs while constants are folded: they have no data that could be folded.
     weights = list(model.graph.initializers.values())
     for value in weights:
-        del model.graph.initializers[value.name]
+        del model.graph.initializers[str(value.name)]
         value.const_value = None
         model.graph.inputs.append(value)
     with _quiet():
@@ -226,6 +230,8 @@ def _rename(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
 
 def _fill_frequencies(model: onnx.ModelProto, config: DenoiserConfig) -> None:
     """Give the rotary frequencies, computed and not stored, their few numbers."""
+    from exporter.denoiser import rotary_frequencies
+
     values = rotary_frequencies(config).numpy().astype(np.float32)
     for initializer in model.graph.initializer:
         if initializer.name == "frequencies":
@@ -246,7 +252,7 @@ def _set_types(model: onnx.ModelProto, types: Mapping[str, int]) -> None:
         for index, name in enumerate(node.input):
             node.input[index] = casts.get(name, name)
     for at, (name, cast) in enumerate(casts.items()):
-        node = helper.make_node("Cast", [name], [cast], to=TensorProto.FLOAT)
+        node = helper.make_node("Cast", [name], [cast], name=f"make {cast}", to=TensorProto.FLOAT)
         model.graph.node.insert(at, node)
 
 

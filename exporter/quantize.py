@@ -1,43 +1,21 @@
-"""Quantized weights, and the graphs that compute with them.
+"""Quantized weights: integers and scales, made tensor by tensor.
 
-Executed int8 (W8A8): weights symmetric with one scale an output channel, activations symmetric
-with one scale a site, calibrated beforehand.  A runtime fuses Quantize - Dequantize - MatMul into
-one integer GEMM.  Scales stand in the graph as constants, or come as an input, one row of scales
-for each row of the batch:
-
-    constants   x -> Q/DQ(scale) -> MatMul(DQ(weight)) -> y
-    input       x -> Mul(1 / scale) -> Q/DQ(1) -> MatMul(DQ(weight)) -> Mul(scale) -> y
-
-The constant 1 between keeps the pair one that every runtime fuses.
-
-Simulated wXaY: weights in groups of 32 inputs that share a scale; activations rounded to Y bits
-for each token by its own largest magnitude, and computed in fp32.
-
-Embedding, norms and the LM head stay as they are.  Layers are found by the names of their weights.
-Knows nothing about torch.
+int8: symmetric, one scale an output channel.  w4, w8, w16: symmetric, groups of 32 inputs of a
+channel share a scale.  Knows nothing about graphs or torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.model import BATCH, SCALES
-from engines.precision import WEIGHT_GROUP, Precision
-from exporter.graph import Linear, linears
+from engines.precision import WEIGHT_GROUP
 from exporter.weights import Item, Stored, floats, mapped
 
-if TYPE_CHECKING:
-    import onnx
-
 INT8_LARGEST = 127
-
-# Below it a token's activations count as zeros; keeps 0 / 0 out of the graph.
-_SMALLEST_SCALE = 1e-12
 
 _KIND = {4: "U8", 8: "I8", 16: "I16"}
 _DTYPE = {4: np.int8, 8: np.int8, 16: np.int16}
@@ -51,6 +29,15 @@ def quantized_name(weight: str) -> str:
 def scale_name(weight: str) -> str:
     """Return the name of a weight's scales."""
     return f"{weight}.scale"
+
+
+def zeros_name(weight: str) -> str:
+    """Return the name of a weight's zero points, all 0.
+
+    By ONNX's rules they could be left out or shared; ONNX Runtime 1.32 fails on both when it turns
+    signed integers into unsigned ones.
+    """
+    return f"{weight}.zeros"
 
 
 def quantize_channels(weight: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
@@ -85,10 +72,10 @@ def quantize_groups(
 
 def pack_int4(values: NDArray[np.int8]) -> NDArray[np.uint8]:
     """Return two integers of 4 bits a byte, the first in the low half, rows after each other."""
-    flat = values.reshape(-1).astype(np.uint8) & 0xF
+    flat = values.reshape(-1).view(np.uint8) & np.uint8(0xF)
     if flat.size % 2:
-        flat = np.append(flat, np.uint8(0))
-    packed: NDArray[np.uint8] = flat[0::2] | (flat[1::2] << 4)
+        flat = np.concatenate((flat, np.zeros(1, np.uint8)))
+    packed: NDArray[np.uint8] = flat[0::2] | (flat[1::2] << np.uint8(4))
     return packed
 
 
@@ -111,225 +98,27 @@ def quantized_items(
         integers = (-(-count // 2),) if bits == 4 else (inputs, outputs)
         scales = (outputs,) if family == "int8" else (groups, outputs)
         items += [
-            Item(quantized_name(name), _KIND[bits], integers, lambda make=make: make()[0]),
-            Item(scale_name(name), "F32", scales, lambda make=make: make()[1]),
+            Item(quantized_name(name), _KIND[bits], integers, partial(make, 0)),
+            Item(scale_name(name), "F32", scales, partial(make, 1)),
         ]
+        if family == "int8":
+            zeros = partial(np.zeros, outputs, np.int8)
+            items.append(Item(zeros_name(name), "I8", (outputs,), zeros))
     return items
 
 
 def _quantizer(
     stored: Stored, bits: int, by_channel: bool
-) -> Callable[[], tuple[NDArray[np.generic], NDArray[np.float32]]]:
-    def make() -> tuple[NDArray[np.generic], NDArray[np.float32]]:
+) -> Callable[[int], NDArray[np.generic]]:
+    """Return a function that gives the integers of a stored weight for 0, its scales for 1."""
+
+    def make(part: int) -> NDArray[np.generic]:
         weight = floats(stored)
         if by_channel:
-            return quantize_channels(weight)
+            return quantize_channels(weight)[part]
         integers, scale = quantize_groups(weight, bits)
-        return (pack_int4(integers.astype(np.int8)) if bits == 4 else integers), scale
+        if part == 1:
+            return scale
+        return pack_int4(integers.astype(np.int8)) if bits == 4 else integers
 
     return make
-
-
-def int8_graph(
-    model: onnx.ModelProto,
-    sites: Mapping[str, str],
-    order: Sequence[str],
-    scales: NDArray[np.float32] | None,
-) -> onnx.ModelProto:
-    """Return the graph with integer products.
-
-    Args:
-        model: The core graph.
-        sites: Site of each weight to quantize.
-        order: All sites, in the order of the scales.
-        scales: Activation scale of each site [S]; None makes them an input [batch, 1, S].
-    """
-    from onnx import TensorProto, helper
-
-    copy, add = _copied(model), _Nodes()
-    _constant(copy, "int8_zero", np.int8(0))
-    inverse: dict[str, str] = {}
-    forward: dict[str, str] = {}
-    if scales is None:
-        copy.graph.input.append(
-            helper.make_tensor_value_info(SCALES, TensorProto.FLOAT, [BATCH, 1, len(order)])
-        )
-        _constant(copy, "int8_one", np.float32(1.0))
-        add("Reciprocal", [SCALES], ["scales_inverse"])
-        forward = {site: f"{site}.scale" for site in order}
-        inverse = {site: f"{site}.scale_inverse" for site in order}
-        for source, names in ((SCALES, forward), ("scales_inverse", inverse)):
-            add("Split", [source], [names[s] for s in order], axis=2, num_outputs=len(order))
-    else:
-        for site, value in zip(order, scales, strict=True):
-            forward[site] = f"{site}.scale"
-            _constant(copy, forward[site], np.float32(value))
-
-    def quantized_input(source: str, site: str) -> str:
-        scale = forward[site]
-        if scales is None:
-            add("Mul", [source, inverse[site]], [f"{source}.scaled"])
-            source, scale = f"{source}.scaled", "int8_one"
-        add("QuantizeLinear", [source, scale, "int8_zero"], [f"{source}.int8"])
-        add("DequantizeLinear", [f"{source}.int8", scale, "int8_zero"], [f"{source}.rounded"])
-        return f"{source}.rounded"
-
-    def product(linear: Linear, source: str) -> None:
-        weight = f"{linear.weight}.dequantized"
-        stored = [quantized_name(linear.weight), scale_name(linear.weight)]
-        add("DequantizeLinear", stored, [weight], axis=1)
-        if scales is not None:
-            add("MatMul", [source, weight], [linear.output])
-            return
-        add("MatMul", [source, weight], [f"{linear.output}.unscaled"])
-        scale = forward[sites[linear.weight]]
-        add("Mul", [f"{linear.output}.unscaled", scale], [linear.output])
-
-    def scale_shape(outputs: int, inputs: int) -> list[int]:
-        return [outputs]
-
-    _rewrite(copy, sites, add, quantized_input, product)
-    _replace_weights(copy, sites, TensorProto.INT8, scale_shape)
-    return copy
-
-
-def simulated_graph(
-    model: onnx.ModelProto, sites: Mapping[str, str], precision: Precision, clip: float
-) -> onnx.ModelProto:
-    """Return the graph whose activations are rounded for each token and computed in fp32.
-
-    Args:
-        model: The core graph.
-        sites: Site of each weight to quantize.
-        precision: A simulated one.
-        clip: Share of a token's largest magnitude that still fits.
-    """
-    from onnx import TensorProto
-
-    copy, add = _copied(model), _Nodes()
-    largest = float(2 ** (int(precision.bits) - 1) - 1)
-    for name, value in (
-        ("fake_step", clip / largest),
-        ("fake_smallest", _SMALLEST_SCALE),
-        ("fake_low", -largest),
-        ("fake_high", largest),
-    ):
-        _constant(copy, name, np.float32(value))
-    _constant(copy, "fake_axis", np.array([-1], np.int64))
-
-    def rounded_input(source: str, site: str) -> str:
-        steps = (
-            ("Abs", [source], "magnitude"),
-            ("ReduceMax", [f"{source}.magnitude", "fake_axis"], "largest"),
-            ("Mul", [f"{source}.largest", "fake_step"], "step_or_zero"),
-            ("Max", [f"{source}.step_or_zero", "fake_smallest"], "step"),
-            ("Div", [source, f"{source}.step"], "steps"),
-            ("Round", [f"{source}.steps"], "whole"),
-            ("Clip", [f"{source}.whole", "fake_low", "fake_high"], "clipped"),
-            ("Mul", [f"{source}.clipped", f"{source}.step"], "rounded"),
-        )
-        for kind, inputs, end in steps:
-            add(kind, inputs, [f"{source}.{end}"])
-        return f"{source}.rounded"
-
-    def product(linear: Linear, source: str) -> None:
-        weight = f"{linear.weight}.dequantized"
-        stored = [quantized_name(linear.weight), scale_name(linear.weight)]
-        add("DequantizeLinear", stored, [weight], axis=0, block_size=WEIGHT_GROUP)
-        add("MatMul", [source, weight], [linear.output])
-
-    def scale_shape(outputs: int, inputs: int) -> list[int]:
-        return [-(-inputs // WEIGHT_GROUP), outputs]
-
-    kind = {4: TensorProto.INT4, 8: TensorProto.INT8, 16: TensorProto.INT16}
-    _rewrite(copy, sites, add, rounded_input, product)
-    _replace_weights(copy, sites, kind[int(precision.weight_bits)], scale_shape)
-    return copy
-
-
-class _Nodes:
-    """Nodes in the order in which they are added."""
-
-    def __init__(self) -> None:
-        self.made: list[onnx.NodeProto] = []
-
-    def __call__(
-        self, kind: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: int
-    ) -> None:
-        from onnx import helper
-
-        self.made.append(helper.make_node(kind, inputs, outputs, **attributes))
-
-
-def _copied(model: onnx.ModelProto) -> onnx.ModelProto:
-    import onnx
-
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    return copy
-
-
-def _constant(model: onnx.ModelProto, name: str, value: np.generic | NDArray[np.int64]) -> None:
-    from onnx import numpy_helper
-
-    model.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
-
-
-def _rewrite(
-    model: onnx.ModelProto,
-    sites: Mapping[str, str],
-    add: _Nodes,
-    source_of: Callable[[str, str], str],
-    product: Callable[[Linear, str], None],
-) -> None:
-    """Replace the products of the weights that have a site; what nobody reads any more goes.
-
-    A tensor that several products read is rounded once.
-    """
-    quantized = {linear.matmul: linear for linear in linears(model) if linear.weight in sites}
-    rounded: dict[str, str] = {}
-    for index, node in enumerate(model.graph.node):
-        linear = quantized.get(index)
-        if linear is None:
-            add.made.append(node)
-            continue
-        if linear.source not in rounded:
-            rounded[linear.source] = source_of(linear.source, sites[linear.weight])
-        product(linear, rounded[linear.source])
-    nodes, needed = [], {output.name for output in model.graph.output}
-    for node in reversed(add.made):
-        if needed & set(node.output):
-            needed.update(node.input)
-            nodes.append(node)
-    # Copied first: nodes of a graph die with its list.
-    kept = [type(node).FromString(node.SerializeToString()) for node in reversed(nodes)]
-    del model.graph.node[:]
-    model.graph.node.extend(kept)
-
-
-def _replace_weights(
-    model: onnx.ModelProto,
-    sites: Mapping[str, str],
-    kind: int,
-    scale_shape: Callable[[int, int], list[int]],
-) -> None:
-    """Put integers and scales, without data, in the place of the weights that have a site."""
-    from onnx import TensorProto
-
-    for initializer in list(model.graph.initializer):
-        if initializer.name not in sites:
-            continue
-        outputs, inputs = initializer.dims
-        model.graph.initializer.remove(initializer)
-        model.graph.initializer.extend(
-            (
-                TensorProto(
-                    name=quantized_name(initializer.name), data_type=kind, dims=[inputs, outputs]
-                ),
-                TensorProto(
-                    name=scale_name(initializer.name),
-                    data_type=TensorProto.FLOAT,
-                    dims=scale_shape(outputs, inputs),
-                ),
-            )
-        )

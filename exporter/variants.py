@@ -22,7 +22,8 @@ from exporter.calibrate import Calibration, window_scales
 from exporter.folder import WEIGHTS, Recipe
 from exporter.graph import TAILS, linears, with_tail
 from exporter.names import linear_from_key
-from exporter.quantize import int8_graph, quantized_items, simulated_graph
+from exporter.quantize import quantized_items
+from exporter.rewrite import int8_graph, simulated_graph
 from exporter.weights import (
     Stored,
     bind,
@@ -53,7 +54,10 @@ class Core:
     @classmethod
     def of(cls, graph: onnx.ModelProto, tensors: Mapping[str, Stored], architecture: str) -> Core:
         """Return the core of a graph; weights are recognized by their names."""
-        found = {linear.weight: linear_from_key(architecture, linear.weight) for linear in linears(graph)}
+        found = {
+            linear.weight: linear_from_key(architecture, linear.weight)
+            for linear in linears(graph)
+        }
         return cls(
             graph=graph,
             tensors=tensors,
@@ -100,9 +104,7 @@ def write_variants(
     unknown = sorted(set(recipe.keep) - blocks)
     if unknown:
         raise InputError(f"block {unknown[0]} cannot be kept, there are {len(blocks)} blocks")
-    sites = {
-        name: site for name, (block, site) in core.sites.items() if block not in recipe.keep
-    }
+    sites = {name: site for name, (block, site) in core.sites.items() if block not in recipe.keep}
     writer = _Writer(folder)
     for family in dict.fromkeys(precision.family for precision in precisions):
         members = [precision for precision in precisions if precision.family == family]

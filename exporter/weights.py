@@ -1,4 +1,4 @@
-"""Weights on disk: byte ranges of safetensors files that graphs name, and files written in a stream.
+"""Weights on disk: byte ranges of safetensors files that graphs name, and their writer.
 
 A safetensors file is 8 bytes (the length of the header, little endian), the header (JSON: for each
 tensor its dtype, shape and byte range), then the data.  ONNX external data names a file, an offset

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Reals = NDArray[np.float64]
-Indices = NDArray[np.intp]
+from tuner.costs import Indices, Reals
 
 # Costs of labels are compared on a grid this fine (the budget is 1), and gains closer than this
 # share of the table's range are equal: sums of the same numbers in another order are the same.
@@ -176,58 +175,8 @@ class _Stairs:
         self.x, self.y = x[rises], y[rises]
 
 
-def front(table: Table, most: int) -> tuple[NDArray[np.intp], bool]:
-    """Return schedules [F, W] of which none beats another in (bits, ms, gain), and if that is all.
-
-    A schedule whose ms is infinite counts as the slowest.  When more than `most` labels would
-    have to be carried, nothing is returned, and False.
-    """
-    table = _to_unit(table)
-    windows, choices = table.gain.shape
-    labels, trail = root(), []
-    for window in range(windows):
-        allowed = np.flatnonzero(table.gain[window] > -np.inf)
-        if len(labels.gain) * len(allowed) > most * choices:
-            return np.zeros((0, windows), np.intp), False
-        labels = children(labels, table, window, allowed)
-        ends = window == windows - 1 or not table.couples
-        kept = undominated(
-            labels.bits,
-            labels.ms,
-            labels.gain,
-            None if ends else labels.last,
-            table.switch_ms,
-            table.switch_gain,
-        )
-        labels = labels.take(kept)
-        trail.append((labels.parent, labels.choice))
-    schedules = np.empty((len(labels.gain), windows), np.intp)
-    index = np.arange(len(schedules))
-    for window in range(windows - 1, -1, -1):
-        parent, choice = trail[window]
-        schedules[:, window], index = choice[index], parent[index]
-    return schedules, True
-
-
-def _to_unit(table: Table) -> Table:
-    """Return the table with each column of costs, and the gains, of the order of 1 in sum."""
-
-    def scale(values: Reals) -> float:
-        peaks = np.where(np.isfinite(values), np.abs(values), 0).max(axis=1, initial=0)
-        return float(peaks.sum()) or 1.0
-
-    ms = scale(table.ms) + table.switch_ms * (len(table.ms) - 1)
-    gain, bits = scale(table.gain), scale(table.bits)
-    return Table(
-        table.gain / gain,
-        table.bits / bits,
-        table.ms / ms,
-        table.switch_ms / ms,
-        table.switch_gain / gain,
-    )
-
-
 def root() -> Labels:
+    """Return the label of no choice at all."""
     zero, none = np.zeros(1), np.full(1, -1, np.intp)
     return Labels(zero, zero, zero, none, none, none)
 

@@ -20,18 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.errors import CadenzaError
-from tuner.labels import TIE, Indices, Labels, Reals, Table, children, root, undominated
+from tuner.bound import Prices, best_prices, most_ahead
+from tuner.costs import Indices, Reals
+from tuner.labels import TIE, Labels, Table, children, root, undominated
 
-_CUTS = 40
-_HIGHEST_PRICE = 1e4
 # Looks taken one after the other: the share of the gap between the bound and the best schedule
 # known in which a better one is looked for, and the most labels carried.  Beyond, only the most
 # promising are kept, and `Found.short_of` says what that may cost.
 _LOOKS = ((1 / 8, 200), (1 / 3, 200), (1.0, 200), (1.0, 100_000))
 # Fewer labels than this are carried without comparing them.
 _FEW_LABELS = 48
-# Prices are good enough when their bound is within this share of the range of gains of the best.
-_CLOSE = 1e-4
 # Pairs of prices by which labels are bounded, as multiples of the best pair.
 _SPREAD = tuple((a, b) for a in (1.0, 0.95, 1.05) for b in (1.0, 0.95, 1.05))
 # The parent of a label that leaves the schedule to avoid.
@@ -71,7 +69,7 @@ def best(
     if unit is None:
         return None
     small, offset, scale = unit
-    prices, paths = _prices(small, hints)
+    prices, paths = best_prices(small, hints)
     if avoid is not None:
         paths.append(avoid)
     found, least = _start(small, paths, (floor - offset) / scale, avoid)
@@ -141,26 +139,6 @@ def _neighbours(table: Table, path: Indices) -> tuple[Reals, Reals, Reals]:
     return more_bits, more_ms, more_gain
 
 
-@dataclass(frozen=True, slots=True)
-class _Prices:
-    """Lagrange multipliers and what they prove.
-
-    Attributes:
-        bit: Gain that a unit of bits must bring, at least 0.
-        ms: Likewise of milliseconds.
-        bound: No schedule within the bounds gains more.
-        ahead: Most that the windows after each can add, less their price, by the choice in that
-            window [W, P].
-        through: The bound for schedules with a given choice in a window [W, P].
-    """
-
-    bit: float
-    ms: float
-    bound: float
-    ahead: Reals
-    through: Reals
-
-
 def _to_unit(table: Table, bits: float, ms: float) -> tuple[Table, float, float] | None:
     """Return the table with both bounds 1 and the gains of windows summing to at most 1.
 
@@ -201,112 +179,17 @@ def _to_unit(table: Table, bits: float, ms: float) -> tuple[Table, float, float]
     gain = np.where(open_, table.gain - lowest, -np.inf)
     scale = float(gain.max(axis=1).sum()) or 1.0
     small = Table(
-        gain / scale, costs[0] / slacks[0], costs[1] / slacks[1],
-        switch_ms / slacks[1], table.switch_gain / scale,
+        gain / scale,
+        costs[0] / slacks[0],
+        costs[1] / slacks[1],
+        switch_ms / slacks[1],
+        table.switch_gain / scale,
     )
     return small, float(lowest.sum()), scale
 
 
-def _prices(table: Table, hints: Iterable[Indices]) -> tuple[_Prices, list[Indices]]:
-    """Return the prices that bound best, and the schedules met on the way.
-
-    The bound is convex in the prices, and every schedule gives a plane below it (Kelley's
-    cutting planes): the next prices to try are where the highest plane is lowest.
-    """
-    paths = [hint for hint in hints if np.isfinite(table.totals(hint)[2])]
-    planes = [_plane(table, path) for path in paths]
-    tried = [_bound(table, 0.0, 0.0)]
-    paths.append(tried[0][3])
-    planes.append(_plane(table, paths[-1]))
-    if planes[-1][1] < 0 or planes[-1][2] < 0:
-        spot = (0.0, 0.0, -np.inf)
-        for count in range(1, len(planes) + 1):
-            spot = _lowest(np.array(planes[:count]), spot)
-        while len(tried) < _CUTS:
-            tried.append(_bound(table, spot[0], spot[1]))
-            if min(bound for bound, *_ in tried) - spot[2] <= _CLOSE:
-                break
-            paths.append(tried[-1][3])
-            planes.append(_plane(table, paths[-1]))
-            spot = _lowest(np.array(planes), spot)
-    bound, bit, ms, _ = min(tried, key=lambda one: one[0])
-    reduced = table.gain - bit * table.bits - ms * table.ms
-    jump = ms * table.switch_ms + table.switch_gain
-    ahead = _ahead(reduced, jump)
-    behind = _ahead(reduced[::-1], jump)[::-1]
-    return _Prices(bit, ms, bound, ahead, ahead + reduced + behind + bit + ms), paths
-
-
-def _plane(table: Table, path: Indices) -> tuple[float, float, float]:
-    """Return (height, slope in the price of a bit, slope in that of a ms) of a schedule."""
-    bits, ms, gain = table.totals(path)
-    return gain, 1.0 - bits, 1.0 - ms
-
-
-def _bound(table: Table, bit: float, ms: float) -> tuple[float, float, float, Indices]:
-    """Return (bound, bit, ms, schedule that attains it): most gain less the price of its costs."""
-    reduced = table.gain - bit * table.bits - ms * table.ms
-    if not table.couples:
-        path = reduced.argmax(axis=1)
-        return float(reduced.max(axis=1).sum()) + bit + ms, bit, ms, path
-    jump = ms * table.switch_ms + table.switch_gain
-    onward = reduced + _ahead(reduced, jump)
-    tops = onward.argmax(axis=1).tolist()
-    stays = (onward >= onward.max(axis=1, keepdims=True) - jump).tolist()
-    path = [tops[0]]
-    for top, stay in zip(tops[1:], stays[1:], strict=True):
-        path.append(path[-1] if stay[path[-1]] else top)
-    return float(onward[0].max()) + bit + ms, bit, ms, np.array(path)
-
-
-def _ahead(reduced: Reals, jump: float) -> Reals:
-    """Return the most that the windows after each can add, by the choice in that window [W, P]."""
-    if jump == 0:
-        tops = reduced.max(axis=1)
-        rest = np.append(np.cumsum(tops[::-1])[::-1][1:], 0.0)
-        return np.broadcast_to(rest[:, None], reduced.shape)
-    row = [0.0] * reduced.shape[1]
-    rows = [row]
-    for gains in reduced[:0:-1].tolist():  # plain lists: P is small, and numpy's calls are not
-        onward = [a + b for a, b in zip(gains, row, strict=True)]
-        least = max(onward) - jump
-        row = [value if value > least else least for value in onward]
-        rows.append(row)
-    return np.array(rows[::-1])
-
-
-def _lowest(planes: Reals, before: tuple[float, float, float]) -> tuple[float, float, float]:
-    """Return (bit, ms, height) where the highest of the planes [N, 3] is lowest.
-
-    `before` is that place without the last plane.  Where the last one is higher there, the new
-    place is on it, in a corner of where it is the highest: all corners are looked at.
-    """
-    height, a, b = planes[-1]
-    if height + a * before[0] + b * before[1] <= before[2]:
-        return before
-    normal = np.concatenate((planes[:-1, 1:] - (a, b), [(-1, 0), (0, -1), (1, 0), (0, 1)]))
-    limit = np.concatenate(
-        (height - planes[:-1, 0], [0.0, 0.0, _HIGHEST_PRICE, _HIGHEST_PRICE])
-    )
-    i, j = np.triu_indices(len(limit), 1)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        across = normal[i, 0] * normal[j, 1] - normal[i, 1] * normal[j, 0]
-        bit = (limit[i] * normal[j, 1] - limit[j] * normal[i, 1]) / across
-        ms = (normal[i, 0] * limit[j] - normal[j, 0] * limit[i]) / across
-        corner = np.isfinite(bit) & np.isfinite(ms)
-        bit, ms = bit[corner], ms[corner]
-        slack = 1e-9 * (1.0 + np.abs(limit))
-        inside = (np.outer(bit, normal[:, 0]) + np.outer(ms, normal[:, 1]) <= limit + slack).all(1)
-    if not inside.any():
-        return before
-    bit, ms = np.maximum(bit[inside], 0.0), np.maximum(ms[inside], 0.0)
-    heights = height + a * bit + b * ms
-    least = int(heights.argmin())
-    return float(bit[least]), float(ms[least]), float(heights[least])
-
-
 def _carry(
-    table: Table, prices: _Prices, lowest: float, avoid: Indices | None, most: int
+    table: Table, prices: Prices, lowest: float, avoid: Indices | None, most: int
 ) -> tuple[Indices | None, float]:
     """Return the best schedule that gains more than `lowest`, and the bound on what was left out.
 
@@ -373,7 +256,7 @@ def _carry(
     return choice, lost
 
 
-def _order(table: Table, prices: _Prices, open_: NDArray[np.bool_]) -> Indices:
+def _order(table: Table, prices: Prices, open_: NDArray[np.bool_]) -> Indices:
     """Return the order in which windows are gone through.
 
     Where neighbours are not coupled any order will do, and clear cases come first.
@@ -403,7 +286,7 @@ class _Bounds:
     """
 
     def __init__(
-        self, table: Table, prices: _Prices, open_: NDArray[np.bool_], order: Indices
+        self, table: Table, prices: Prices, open_: NDArray[np.bool_], order: Indices
     ) -> None:
         self.table, self.order = table, order
         self.pairs = list({(prices.bit * a, prices.ms * b): None for a, b in _SPREAD})
@@ -414,7 +297,7 @@ class _Bounds:
             self.rooms.append(1.0 + TIE - np.append(np.cumsum(least[::-1])[::-1][1:], 0.0))
 
     def keep(self, labels: Labels, place: int, lowest: float) -> tuple[Labels, Reals]:
-        """Return the labels that can still exceed `lowest` within the bounds, and their promise."""
+        """Return the labels that can still exceed `lowest`, and the promise of each."""
         fits = (labels.bits <= self.rooms[0][place]) & (labels.ms <= self.rooms[1][place])
         promise = np.where(fits, np.inf, -np.inf)
         for index, (bit, ms) in enumerate(self.pairs):
@@ -423,7 +306,7 @@ class _Bounds:
             if index == len(self.ahead):
                 reduced = self.table.gain - bit * self.table.bits - ms * self.table.ms
                 jump = ms * self.table.switch_ms + self.table.switch_gain
-                self.ahead.append(_ahead(reduced[self.order], jump))
+                self.ahead.append(most_ahead(reduced[self.order], jump))
             bound = labels.gain + bit * (1.0 - labels.bits) + ms * (1.0 - labels.ms)
             promise = np.minimum(promise, bound + self.ahead[index][place][labels.last])
             good = promise > lowest

@@ -24,7 +24,7 @@ class Knob:
     """
 
     name: str
-    choices: tuple[int | float | str, ...]
+    choices: tuple[int | float | str | bool, ...]
     says: str
 
 
@@ -37,7 +37,8 @@ class Candidate:
         clip: Share of the largest calibrated activation that int8 covers.
         keep: Blocks kept in full precision, the most sensitive first.
         scales: Whether int8's activation scales differ by window or are one set.
-        threads: Threads of an engine.
+        threads: Threads of an engine; 0 for every core.
+        spinning: Whether idle threads of a pass spin.
     """
 
     windows: int
@@ -45,6 +46,7 @@ class Candidate:
     keep: int
     scales: str
     threads: int
+    spinning: bool
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Candidate:
@@ -58,7 +60,7 @@ class Candidate:
             raise ValueError(f"a candidate has the knobs {sorted(names)}, got {sorted(values)}")
         return cls(**values)
 
-    def values(self) -> dict[str, int | float | str]:
+    def values(self) -> dict[str, int | float | str | bool]:
         """Return the knobs by name."""
         return asdict(self)
 
@@ -73,10 +75,10 @@ def knobs(windows: int, steps: int, blocks: int, static_scales: bool) -> tuple[K
         static_scales: Whether a candidate precision is calibrated beforehand (int8).
     """
     cores = os.cpu_count() or 1
-    other_windows = [count for count in (3, 4, 6, 8, 12) if count <= steps and count != windows]
+    other = [count for count in (3, 4, 6, 8, 12) if count <= steps and count != windows]
     some = static_scales
     return (
-        Knob("windows", (windows, *other_windows), "parts of progress scheduled apart"),
+        Knob("windows", (windows, *other), "parts of progress scheduled apart"),
         Knob("clip", (1.0, 0.9, 0.8) if some else (1.0,), "share of the largest activation"),
         Knob(
             "keep",
@@ -84,7 +86,8 @@ def knobs(windows: int, steps: int, blocks: int, static_scales: bool) -> tuple[K
             "blocks kept in full precision",
         ),
         Knob("scales", ("shared", "window") if some else ("shared",), "sets of int8 scales"),
-        Knob("threads", tuple(sorted({cores, max(1, cores // 2)}, reverse=True)), "of an engine"),
+        Knob("threads", (0, *sorted({1, max(1, cores // 2)})), "of an engine; 0 for every core"),
+        Knob("spinning", (True, False), "idle threads of a pass spin"),
     )
 
 

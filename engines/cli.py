@@ -1,0 +1,337 @@
+"""The commands of a machine that serves: `cadenza run`, `cadenza inspect`, `cadenza verify`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engines.bundle import Bundle, read_bundle
+from engines.document import document_from_text
+from engines.errors import BackendError, BundleError, InputError
+from engines.manifest import MANIFEST, TOKENIZER
+from engines.overview import EXPORT, bundle_overview, export_from_folder, export_overview
+from engines.runtime import Runtime, load_engine, probe
+from engines.sampler import POLICIES
+from engines.terminal import Progress, can_show, emit, emit_json, plain, run_command, size
+from engines.text import tokenizer_from_file
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `argv`, a command's name and its arguments, and return the exit code."""
+    commands = {"run": run, "inspect": inspect, "verify": verify}
+    if not argv or argv[0] not in commands:
+        raise ValueError(f"the command is one of {', '.join(commands)}, got {list(argv)}")
+    return commands[argv[0]](argv[1:])
+
+
+def run(argv: Sequence[str]) -> int:
+    """Answer prompts with a bundle: `cadenza run`."""
+    parser = _parser(
+        "run",
+        "Answer one prompt, or every prompt of a file, with a bundle.",
+        "cadenza run BUNDLE --task edit 'edit:ab,aabbccddabcd'",
+        "cadenza run BUNDLE --input prompts.jsonl --json > answers.jsonl",
+        "cadenza run BUNDLE -- '-a prompt that begins with a dash'",
+    )
+    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="what cadenza tune wrote")
+    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the prompt")
+    parser.add_argument(
+        "--input",
+        metavar="FILE.jsonl",
+        help='prompts, a line each: {"id": ..., "prompt": ..., "task": ...}; the task is '
+        "optional; '-' reads stdin",
+    )
+    parser.add_argument("--task", help="whose schedule to follow (default: the one for any task)")
+    parser.add_argument("--target", default="cpu", help="where to run (default: cpu)")
+    parser.add_argument(
+        "--policy",
+        choices=POLICIES,
+        default=POLICIES[0],
+        help="when prompts of a batch want different engines: the most precise for all, or a "
+        "pass for each engine (default: safest)",
+    )
+    parser.add_argument(
+        "--batch", metavar="N", type=int, help="prompts that run together (default: as declared)"
+    )
+    parser.add_argument(
+        "--threads",
+        metavar="N",
+        type=int,
+        default=0,
+        help="threads of a pass (default: as the bundle says)",
+    )
+    parser.add_argument(
+        "--expect", metavar="DIGEST", help="refuse a bundle with other schedules or engines"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a line on stdout")
+    return run_command(parser, _run, argv)
+
+
+def inspect(argv: Sequence[str]) -> int:
+    """Show what a bundle or an export holds: `cadenza inspect`."""
+    parser = _parser(
+        "inspect",
+        "Show what a bundle or an export folder holds: schedules, engines, weights, files.",
+        "cadenza inspect BUNDLE",
+        "cadenza inspect EXPORT --json | python -m json.tool",
+    )
+    parser.add_argument("path", metavar="PATH", type=Path, help="a bundle or an export folder")
+    parser.add_argument("--json", action="store_true", help="as one JSON object on stdout")
+    return run_command(parser, _inspect, argv)
+
+
+def verify(argv: Sequence[str]) -> int:
+    """Check a bundle from its bytes to its answers: `cadenza verify`."""
+    parser = _parser(
+        "verify",
+        "Check every file's digest, load every engine, and compare the answers to the bundle's "
+        "golden prompts with those where it was made, token for token.",
+        "cadenza verify BUNDLE && echo as it was made",
+    )
+    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="what cadenza tune wrote")
+    parser.add_argument("--target", help="where to run (default: cpu, or the bundle's first)")
+    parser.add_argument("--json", action="store_true", help="the result as JSON on stdout")
+    return run_command(parser, _verify, argv)
+
+
+def _parser(name: str, says: str, *examples: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog=f"cadenza {name}",
+        description=says,
+        epilog="\n  ".join(("examples:", *examples)),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    id: str
+    prompt: str
+    task: str | None
+
+
+def _run(args: argparse.Namespace) -> int:
+    if (args.prompt is None) == (args.input is None):
+        raise InputError("give either a PROMPT or --input FILE.jsonl")
+    if args.threads < 0:
+        raise InputError(f"--threads must be 0 or more, got {args.threads}")
+    lines = (
+        [_Line("1", args.prompt, args.task)]
+        if args.input is None
+        else _read_lines(args.input, args.task)
+    )
+    runtime = Runtime.load(
+        args.bundle, target=args.target, threads=args.threads, warmup=False, expect=args.expect
+    )
+    with Progress(len(lines), "answers", quiet=len(lines) == 1) as progress:
+        answers = runtime.generate(
+            [line.prompt for line in lines],
+            task=[line.task for line in lines],
+            policy=args.policy,
+            batch=args.batch,
+            on_answers=progress.advance,
+        )
+    for line, answer in zip(lines, answers, strict=True):
+        if args.json:
+            emit_json(
+                {
+                    "id": line.id,
+                    "task": answer.task,
+                    "text": answer.text,
+                    "ids": answer.ids,
+                    "passes": answer.passes,
+                    "tokens": answer.tokens,
+                    "bits": answer.bits,
+                    "engine_ms": answer.engine_ms,
+                }
+            )
+        elif args.input is None:
+            emit(answer.text)
+        else:
+            emit(f"{plain(line.id)}\t{plain(answer.text)}")
+    if args.input is None and not args.json:
+        took = sum(answers[0].engine_ms)
+        print(
+            f"{answers[0].tokens} tokens in {answers[0].passes} passes, mean bits "
+            f"{answers[0].bits:.4g}, {took:.1f} ms in engines",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def _read_lines(file: str, task: str | None) -> list[_Line]:
+    """Return the prompts of a file; a line's own task goes before `--task`."""
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"cannot read the prompts {file!r}: {error}; give a file of JSON lines"
+        ) from error
+    lines: list[_Line] = []
+    ids: set[str] = set()
+    for number, content in enumerate(text.split("\n"), start=1):
+        if not content.strip():
+            continue
+        line = document_from_text(content, f"{file}, line {number}")
+        own = line.get("task")
+        found = _Line(line["id"].text(), line["prompt"].text(), own.text() if own else task)
+        if found.id in ids:
+            line["id"].fail(f"{found.id!r} is another line's already; give each its own")
+        ids.add(found.id)
+        lines.append(found)
+    if not lines:
+        raise InputError(
+            f"the prompts {file!r} are empty; write a JSON object a line, for instance "
+            f'{{"id": "1", "prompt": "..."}}'
+        )
+    return lines
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    folder: Path = args.path
+    if folder.name in (MANIFEST, EXPORT) and folder.is_file():
+        folder = folder.parent
+    ascii_ = not can_show(sys.stdout, "▁█")
+    if (folder / EXPORT).exists() and not (folder / MANIFEST).exists():
+        top = export_from_folder(folder)
+        if args.json:
+            emit_json({"kind": "export", "path": str(folder), "export": top.mapping()})
+        else:
+            emit(export_overview(top, folder))
+        return 0
+    if not (folder / MANIFEST).exists():
+        raise InputError(
+            f"{str(folder)!r} is neither a bundle (no {MANIFEST}) nor an export (no {EXPORT}); "
+            f"give what cadenza tune or cadenza export wrote"
+        )
+    bundle = read_bundle(folder, verify=False)
+    if args.json:
+        emit_json(
+            {
+                "kind": "bundle",
+                "path": str(folder),
+                "digest": bundle.digest,
+                "manifest": dict(bundle.manifest.raw),
+            }
+        )
+    else:
+        emit(bundle_overview(bundle, ascii_))
+    return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    bundle = read_bundle(args.bundle)
+    targets = bundle.manifest.targets
+    target = args.target or ("cpu" if "cpu" in targets else targets[0])
+    if target not in targets:
+        raise InputError(f"the bundle has no target {target!r}; it has {', '.join(targets)}")
+    files = bundle.manifest.files
+    result: dict[str, object] = {
+        "bundle": str(bundle.folder),
+        "digest": bundle.digest,
+        "files": len(files),
+        "bytes": sum(entry.bytes for entry in files.values()),
+        "target": target,
+        "targets_not_checked": [other for other in targets if other != target],
+    }
+    checked, runtime = _load_all(bundle, target)
+    result["engines"] = checked
+    golden = _rerun_golden(runtime)
+    result |= {"golden": golden.counts, "tolerance": 0, "ok": not golden.differences}
+    if args.json:
+        emit_json(result)
+    else:
+        emit(_verdict(bundle, target, checked, golden))
+    if golden.differences:
+        raise BackendError(
+            f"{len(golden.differences)} of {golden.checked} golden answers differ on {target}; "
+            f"{golden.differences[0]}; tune again on this machine, or serve where it was tuned"
+        )
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Golden:
+    """How many golden answers were rerun, how many belong to other schedules, what differs."""
+
+    checked: int
+    stale: int
+    differences: tuple[str, ...]
+
+    @property
+    def counts(self) -> dict[str, object]:
+        return {
+            "checked": self.checked,
+            "equal": self.checked - len(self.differences),
+            "of_other_schedules": self.stale,
+            "differences": list(self.differences),
+        }
+
+
+def _load_all(bundle: Bundle, target: str) -> tuple[list[str], Runtime]:
+    """Return the names of the target's engines, each loaded and run once, and a runtime."""
+    manifest = bundle.manifest
+    serving, checked = {}, []
+    for name, engine in manifest.engines.items():
+        if engine.target != target:
+            continue
+        tail = manifest.graphs[engine.graph].tail
+        loaded = load_engine(bundle, engine)
+        probe(bundle, loaded, tail)
+        checked.append(name)
+        if tail == "serve":
+            serving[engine.precision] = loaded
+    tokenizer = tokenizer_from_file(bundle.path(TOKENIZER), manifest.model)
+    return checked, Runtime(bundle, target, serving, tokenizer)
+
+
+def _rerun_golden(runtime: Runtime) -> _Golden:
+    """Answer each golden prompt alone, as it was made, and compare token for token."""
+    bundle, stale, differences = runtime.bundle, 0, []
+    current = {
+        (task, bundle.manifest.schedule_digest(task, runtime.target)) for task in runtime.tasks
+    }
+    lines = [line for line in bundle.golden if (line.task, line.schedule_digest) in current]
+    stale = len(bundle.golden) - len(lines)
+    with Progress(len(lines), "golden answers", quiet=not lines) as progress:
+        for line in lines:
+            try:
+                (answer,) = runtime.generate(line.prompt, task=line.task, batch=1)
+            except InputError as error:
+                raise BundleError(
+                    f"the golden prompt {line.id!r} is refused: {error}; tune again"
+                ) from error
+            progress.advance()
+            if answer.ids != line.ids:
+                pairs = zip(answer.ids, line.ids, strict=False)
+                at = next((i for i, (a, b) in enumerate(pairs) if a != b), len(line.ids))
+                differences.append(f"{line.id}: first at token {at}")
+    return _Golden(len(lines), stale, tuple(differences))
+
+
+def _verdict(bundle: Bundle, target: str, checked: list[str], golden: _Golden) -> str:
+    files = bundle.manifest.files
+    total = size(sum(entry.bytes for entry in files.values()))
+    lines = [
+        f"digests   all {len(files)} files are as listed, {total}",
+        f"engines   {len(checked)} on {target} loaded and gave finite numbers: "
+        f"{', '.join(checked)}",
+        f"golden    {golden.checked - len(golden.differences)} of {golden.checked} answers equal, "
+        f"token for token (tolerance: none)"
+        if golden.checked
+        else "golden    there is no answer to compare, so answers were not checked",
+    ]
+    if golden.stale:
+        lines.append(
+            f"          {golden.stale} were made by other schedules or for another target and "
+            f"were not compared"
+        )
+    others = [other for other in bundle.manifest.targets if other != target]
+    if others:
+        lines.append(f"not checked: {', '.join(others)}; check with --target")
+    lines.append(f"digest    {bundle.digest}")
+    return "\n".join(lines)

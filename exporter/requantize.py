@@ -1,0 +1,130 @@
+"""From one EXPORT folder to another recipe's: other windows, another clip, other blocks in fp32.
+
+Begins at the graphs and the calibration that are there, and needs no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from importlib import metadata
+from pathlib import Path
+from platform import python_version
+
+from engines import __version__
+from engines.files import digest_file, place_file, whole_folder
+from engines.precision import FULL_PRECISION
+from engines.sampler import Pass
+from exporter.calibrate import read_calibration
+from exporter.folder import (
+    CALIBRATION,
+    EXPORT,
+    TOKENIZER,
+    WEIGHTS,
+    Export,
+    Recipe,
+    is_export,
+    read_export,
+    write_export,
+)
+from exporter.parity import engine_of, smoke, states_from_requests
+from exporter.requests import check_windows, random_requests
+from exporter.variants import Core, stored_weights, write_variants
+
+Say = Callable[[str], None]
+
+
+def requantize(source: Path, out: Path, recipe: Recipe, say: Say = lambda text: None) -> Path:
+    """Write the EXPORT folder of another recipe beside one, and return `out`.
+
+    Weights are hard-linked where the recipe leaves them as they are.  One that is there already
+    with the same recipe of the same source is returned untouched.
+
+    Args:
+        source: An export.
+        out: The new folder.
+        recipe: Windows, clip, and blocks that stay in fp32.
+        say: Told what is being done.
+
+    Raises:
+        InputError: The source is no whole export, or the recipe does not fit it.
+        BackendError: A new graph cannot run, or gives nonsense.
+    """
+    import onnx
+
+    before = read_export(source)
+    for name, task in before.tasks.items():
+        check_windows(name, task.sampler, recipe.windows)
+    request = sha256_of([before.request, asdict(recipe)])
+    if is_export(out) and read_export(out).request == request:
+        return out
+    calibration = read_calibration(source / CALIBRATION)
+    with whole_folder(out, force=False, is_ours=is_export, kind="export") as folder:
+        full = before.graphs[f"{FULL_PRECISION.name}.trace"]
+        same_weights = recipe.keep == before.recipe.keep
+        families: dict[str, Path] = {}
+        for family in {precision.family for precision in before.precisions.values()}:
+            path = f"{WEIGHTS}/{family}.safetensors"
+            if family != FULL_PRECISION.family and same_weights:
+                families[family] = folder / path
+                place_file(source / path, families[family])
+        for path in full.weights:
+            place_file(source / path, folder / path)
+        for path in before.files:
+            if path.startswith(f"{TOKENIZER}/") or path == CALIBRATION:
+                place_file(source / path, folder / path)
+        tensors = {
+            name: stored
+            for name, stored in stored_weights(folder).items()
+            if f"{WEIGHTS}/{stored.file.name}" in full.weights
+        }
+        graph = onnx.load(str(source / full.file), load_external_data=False)
+        core = Core.of(graph, tensors, before.model.architecture)
+        precisions = list(before.precisions.values())
+        graphs, sizes = write_variants(
+            core, precisions, calibration, recipe, folder, families, say
+        )
+        made = replace(
+            before,
+            folder=folder,
+            families=sizes,
+            graphs=graphs,
+            recipe=recipe,
+            environment={**before.environment, **environment()},
+            request=request,
+        )
+        requests = random_requests(made.model, made.sampler, made.shape.prompt[1])
+        engine = engine_of(made, f"{FULL_PRECISION.name}.serve")
+        finish(made, states_from_requests(requests, engine, made.model), say)
+    return out
+
+
+def finish(made: Export, states: Sequence[Pass], say: Say) -> Export:
+    """Run every new graph once, write export.json, and return what it says."""
+    say(f"running {len(made.graphs)} graphs")
+    parity = {**made.parity, "precisions": smoke(made, states)}
+    files = {
+        path.relative_to(made.folder).as_posix(): digest_file(path)
+        for path in sorted(made.folder.rglob("*"))
+        if path.is_file() and path.name != EXPORT
+    }
+    made = replace(made, parity=parity, files=files)
+    write_export(made)
+    return made
+
+
+def environment(*more: str) -> dict[str, object]:
+    """Return the versions that a graph depends on."""
+    packages = ("numpy", "onnx", "onnxruntime", *more)
+    return {
+        "cadenza": __version__,
+        "python": python_version(),
+        **{name: metadata.version(name) for name in packages},
+    }
+
+
+def sha256_of(value: object) -> str:
+    """Return the digest of plain data."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

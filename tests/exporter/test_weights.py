@@ -1,0 +1,69 @@
+"""Weights on disk: what is written is what is read, byte ranges are where they are said to be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from exporter.weights import Item, floats, is_finite, mapped, read_header, write_family
+
+
+def test_what_is_written_is_what_the_safetensors_library_reads(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {
+        "F32": rng.normal(size=(3, 5)).astype(np.float32),
+        "I8": rng.integers(-127, 128, (7,)).astype(np.int8),
+        "I16": rng.integers(-999, 999, (2, 2, 2)).astype(np.int16),
+        "U8": np.zeros((0, 4), np.uint8),
+    }
+    items = [Item(kind, kind, a.shape, lambda a=a: a) for kind, a in arrays.items()]
+    stored = write_family(tmp_path / "x.safetensors", items)
+    read = load_file(tmp_path / "x.safetensors")
+    for kind, array in arrays.items():
+        np.testing.assert_array_equal(read[kind].numpy(), array)
+        assert mapped(stored[kind]).tobytes() == array.tobytes()
+
+
+def test_a_transposed_array_is_written_in_its_own_order(tmp_path: Path) -> None:
+    array = np.arange(6, dtype=np.int8).reshape(2, 3).T
+    write_family(tmp_path / "x.safetensors", [Item("a", "I8", (3, 2), lambda: array)])
+    np.testing.assert_array_equal(load_file(tmp_path / "x.safetensors")["a"].numpy(), array)
+
+
+def test_an_item_that_is_not_what_it_says_is_refused(tmp_path: Path) -> None:
+    wrong = Item("a", "F32", (3,), lambda: np.zeros(2, np.float32))
+    with pytest.raises(ValueError, match="a: 8 bytes"):
+        write_family(tmp_path / "x.safetensors", [wrong])
+    with pytest.raises(ValueError, match="two tensors"):
+        write_family(tmp_path / "x.safetensors", [wrong, wrong])
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
+def test_every_stored_float_is_read_as_torch_reads_it(kind: torch.dtype, tmp_path: Path) -> None:
+    values = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).to(kind)
+    save_file({"a": values}, tmp_path / "x.safetensors")
+    stored = read_header(tmp_path / "x.safetensors")["a"]
+    np.testing.assert_array_equal(floats(stored), values.float().numpy())
+    assert is_finite(stored)
+
+
+def test_items_make_their_bytes_only_when_they_are_written(tmp_path: Path) -> None:
+    alive: list[str] = []
+
+    def make(name: str) -> np.ndarray:
+        alive.append(name)
+        size = (tmp_path / "x.safetensors").stat().st_size if name != "a0" else 0
+        assert name == "a0" or size >= 0
+        return np.zeros(1 << 20, np.uint8)
+
+    items = [
+        Item(f"a{i}", "U8", (1 << 20,), lambda i=i: make(f"a{i}"))  # type: ignore[misc]
+        for i in range(4)
+    ]
+    assert alive == []
+    write_family(tmp_path / "x.safetensors", items)
+    assert alive == ["a0", "a1", "a2", "a3"]

@@ -1,0 +1,410 @@
+"""One candidate of the search, from its graphs to the schedules that it would ship.
+
+    recipe -> graphs -> engines -> latency by window -> sensitivity on calibration prompts
+           -> allocation -> measured choice on tuning prompts, for each task and for `default`
+
+Everything expensive is cached by content: two candidates that share an engine share its answers,
+and the same tune again measures nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engines.backend import Backend
+from engines.build import BuildLog, EngineSpec, digest_json, engine_key
+from engines.errors import BackendError, BudgetError
+from engines.manifest import DEFAULT_TASK
+from engines.measure import measure, measure_switch
+from engines.ort import OrtBackend, OrtOptions
+from engines.precision import FULL_PRECISION
+from engines.sampler import Request
+from engines.schedule import SamplerConfig, Schedule, passes_by_window
+from engines.trace import Trace, record
+from exporter.export import requantize
+from exporter.folder import Export, Recipe, read_export
+from tuner.choice import Choice, Measures, Priced, choose_schedule, mixture
+from tuner.costs import Budget, Costs
+from tuner.evaluate import Answers, Fleet, Item, answer, graded, same_answers, token_agreement
+from tuner.ranking import rank_blocks
+from tuner.sensitivity import TaskSensitivity, sensitivity_of
+from tuner.space import Candidate
+from tuner.trials import TrialResult
+from tuner.workbench import Job, Workbench
+
+MIB = float(1 << 20)
+
+
+@dataclass(frozen=True)
+class Engines:
+    """The loaded engines of a candidate.
+
+    Attributes:
+        folder: The export of its recipe.
+        fleet: By the name of the precision; full precision is always there.
+        graphs: Id of each precision's serve graph in the folder.
+        options: How the sessions were made.
+    """
+
+    folder: Export
+    fleet: Fleet
+    graphs: Mapping[str, str]
+    options: OrtOptions
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of a pass at the declared shape, for one sampler.
+
+    Attributes:
+        by_window: Of each precision in each window [W].
+        anchor_ms: Of full precision with the default options in the same rounds.
+        switch_ms: Of a change of engine at a window's edge; 0 where not told from none.
+    """
+
+    by_window: dict[str, list[float]]
+    anchor_ms: float
+    switch_ms: float
+
+
+@dataclass
+class Contest:
+    """Evaluates candidates on a workbench.
+
+    Attributes:
+        bench: Export, prompts and cache.
+        work: Folder for the graphs of other recipes.
+        built: Counts engines built and reused.
+    """
+
+    bench: Workbench
+    work: Path
+    built: BuildLog = field(default_factory=BuildLog)
+    _engines: dict[Candidate, Engines] = field(default_factory=dict)
+    _anchors: dict[SamplerConfig, float] = field(default_factory=dict)
+
+    def evaluate(self, candidate: Candidate, number: int) -> TrialResult:
+        """Return what a candidate comes to; one whose engines fail is out, with the reason.
+
+        Raises:
+            BudgetError: No schedule of the default candidate is within the budgets.
+        """
+        try:
+            choices = self.choices(candidate)
+        except BackendError as error:
+            return TrialResult(number, candidate, 0.0, 100.0, failed=str(error))
+        except BudgetError as error:
+            if number == 0:
+                raise
+            return TrialResult(number, candidate, 0.0, 100.0, failed=str(error))
+        own = {name: choice for name, choice in choices.items() if name != DEFAULT_TASK}
+        cost = float(np.mean([_cost(choice) for choice in own.values()]))
+        loss = max(choice.loss for choice in own.values())
+        limit = self.bench.config.max_loss
+        return TrialResult(
+            number,
+            candidate,
+            cost,
+            loss,
+            violations={name: choice.loss - limit for name, choice in own.items()},
+            tasks={name: _choice_json(choice) for name, choice in choices.items()},
+        )
+
+    def choices(self, candidate: Candidate) -> dict[str, Choice]:
+        """Return the schedule that each task, and `default`, would ship with a candidate."""
+        bench, engines = self.bench, self.engines(candidate)
+        tables: dict[str, Priced] = {}
+        for name, job in bench.jobs.items():
+            found = self.sensitivity(candidate, job)
+            timing = self.timing(candidate, job.sampler)
+            tables[name] = Priced(
+                gain=found.gain,
+                costs=self._costs(engines, candidate, job.sampler, timing),
+                budget=self.budget(job.sampler),
+            )
+        groups = {name: [job] for name, job in bench.jobs.items()}
+        first = next(iter(bench.jobs.values()))
+        tables[DEFAULT_TASK] = Priced(
+            gain=mixture({name: table.gain for name, table in tables.items()}),
+            costs=tables[first.workload.name].costs,
+            budget=tables[first.workload.name].budget,
+        )
+        groups[DEFAULT_TASK] = list(bench.jobs.values())
+        return {
+            name: choose_schedule(
+                table,
+                self._measures(engines, groups[name]),
+                bench.config.goal,
+                bench.config.max_loss,
+                bench.effort.refinements,
+                bench.config.seed,
+            )
+            for name, table in tables.items()
+        }
+
+    def engines(self, candidate: Candidate) -> Engines:
+        """Return a candidate's engines, built where the cache has none like them."""
+        if candidate not in self._engines:
+            folder = self._folder(candidate)
+            names = {each.name for each in self.bench.precisions} | {FULL_PRECISION.name}
+            options = OrtOptions(
+                provider=self.bench.config.target,
+                threads=candidate.threads,
+                spinning=candidate.spinning,
+            )
+            loaded: dict[str, Backend] = {}
+            keys: dict[str, str] = {}
+            graphs: dict[str, str] = {}
+            for name in sorted(names):
+                graphs[name], spec = engine_spec(folder, name, candidate.scales, options)
+                keys[name] = engine_key(spec)
+                loaded[name] = self.bench.cache.engine(spec, self.built)
+            fleet = Fleet(loaded, keys, folder.model)
+            self._engines[candidate] = Engines(folder, fleet, graphs, options)
+        return self._engines[candidate]
+
+    def timing(self, candidate: Candidate, sampler: SamplerConfig) -> Timing | None:
+        """Return the latencies of a candidate, corrected for the machine's drift; None if simulated.
+
+        Full precision with the default options runs in the same rounds; by how much it was slower
+        than in the first trial's rounds, everything else is taken to have been.
+        """
+        if self.bench.simulated:
+            return None
+        engines = self.engines(candidate)
+        anchor = self.engines(self.default).fleet
+        shape = self.bench.export.shape
+        lanes: dict[str, Backend] = dict(engines.fleet.engines)
+        lanes["anchor"] = anchor.engines[FULL_PRECISION.name]
+        arguments = {
+            "windows": candidate.windows,
+            "batch": shape.batch[1],
+            "prompt_length": shape.prompt[1],
+            "repeats": self.bench.effort.repeats,
+            "seed": self.bench.config.seed,
+        }
+        key = digest_json(
+            {
+                "engines": dict(engines.fleet.keys),
+                "anchor": anchor.keys[FULL_PRECISION.name],
+                "sampler": asdict(sampler),
+                **arguments,
+            }
+        )
+        kept = self.bench.cache.get("latency", key)
+        if kept is None:
+            model = engines.folder.model
+            found = measure(lanes, sampler, model=model, **arguments)  # type: ignore[arg-type]
+            switch = measure_switch(engines.fleet.engines, sampler, model=model, **arguments)  # type: ignore[arg-type]
+            kept = {
+                "by_window": {row.precision: list(row.by_window) for row in found.rows},
+                "anchor": found.of("anchor").latency_ms,
+                "switch": switch,
+            }
+            self.bench.cache.put("latency", key, kept)
+        first = self._anchors.setdefault(sampler, kept["anchor"])
+        drift = kept["anchor"] / first
+        return Timing(
+            by_window={
+                name: [value / drift for value in values]
+                for name, values in kept["by_window"].items()
+                if name != "anchor"
+            },
+            anchor_ms=first,
+            switch_ms=kept["switch"] / drift,
+        )
+
+    @property
+    def default(self) -> Candidate:
+        """The export's own recipe with the default options."""
+        return Candidate(
+            windows=self.bench.export.windows,
+            clip=self.bench.export.recipe.clip,
+            keep=0,
+            scales="shared",
+            threads=0,
+            spinning=True,
+        )
+
+    def budget(self, sampler: SamplerConfig) -> Budget:
+        """Return the budgets of tasks with a sampler; a share is of full precision's latency."""
+        config = self.bench.config
+        latency = config.latency_ms
+        if config.latency_share is not None:
+            timing = self.timing(self.default, sampler)
+            assert timing is not None, "simulated precisions have no latency budget"
+            passes = passes_by_window(sampler, self.default.windows)
+            full = timing.by_window[FULL_PRECISION.name]
+            latency = config.latency_share * float(np.dot(passes, full))
+        return Budget(config.mean_bits, latency, config.memory_mib)
+
+    def sensitivity(self, candidate: Candidate, job: Job) -> TaskSensitivity:
+        """Return K, I and gains of a task with a candidate's engines."""
+        engines = self.engines(candidate)
+        names = [precision.name for precision in reversed(self.bench.precisions)]
+        key = digest_json(
+            {
+                "engines": [engines.fleet.keys[name] for name in names],
+                "names": names,
+                "full": self.engines(self.default).fleet.keys[FULL_PRECISION.name],
+                "sampler": asdict(job.sampler),
+                "windows": candidate.windows,
+                "prompts": [item.ids for item in job.calibration],
+                "seed": self.bench.config.seed,
+            }
+        )
+        kept = self.bench.cache.get("sensitivity", key)
+        if kept is not None:
+            return TaskSensitivity.from_json(kept)
+        found = sensitivity_of(
+            self._traces[job.workload.name],
+            {name: engines.fleet.engines[name] for name in names},
+            self.engines(self.default).fleet.engines[FULL_PRECISION.name],
+            windows=candidate.windows,
+            model=engines.folder.model,
+            seed=self.bench.config.seed,
+        )
+        self.bench.cache.put("sensitivity", key, found.to_json())
+        return found
+
+    @cached_property
+    def _traces(self) -> dict[str, list[Trace]]:
+        """Full-precision trajectories of every task's calibration prompts."""
+        fleet = self.engines(self.default).fleet
+        uniform = Schedule.uniform(FULL_PRECISION.name, 1)
+        return {
+            name: record(
+                [
+                    Request(prompt=item.ids, sampler=job.sampler, schedule=uniform, task=name)
+                    for item in job.calibration
+                ],
+                fleet.engines[FULL_PRECISION.name],
+                fleet.model,
+                batch=64,
+            )
+            for name, job in self.bench.jobs.items()
+        }
+
+    @cached_property
+    def _block_ranks(self) -> tuple[int, ...]:
+        """Blocks of the denoiser, the one whose rounding hurts most first."""
+        return rank_blocks(self)
+
+    def answers(self, engines: Engines, job: Job, items: tuple[Item, ...], schedule: Schedule) -> Answers:
+        """Return the answers of a schedule to items of a task."""
+        return answer(items, job.sampler, schedule, engines.fleet, self.bench.cache)
+
+    def full_answers(self, job: Job, items: tuple[Item, ...]) -> Answers:
+        """Return full precision's answers, by the default engines."""
+        uniform = Schedule.uniform(FULL_PRECISION.name, self.default.windows)
+        return self.answers(self.engines(self.default), job, items, uniform)
+
+    def right(self, job: Job, items: tuple[Item, ...], answers: Answers) -> NDArray[np.bool_]:
+        """Return which answers count [N]: the grader's word, else equality with full precision."""
+        right = graded(job.workload, items, answers.ids, self.bench.tokenizer.decode)
+        return same_answers(answers.ids, self.full_answers(job, items).ids) if right is None else right
+
+    def _measures(self, engines: Engines, jobs: list[Job]) -> Measures:
+        def agreement(schedule: Schedule) -> tuple[NDArray[np.float64], ...]:
+            return tuple(
+                token_agreement(
+                    self.answers(engines, job, job.tuning, schedule).ids,
+                    self.full_answers(job, job.tuning).ids,
+                )
+                for job in jobs
+            )
+
+        def loss(schedule: Schedule) -> float:
+            return max(
+                100.0
+                * float(
+                    self.right(job, job.tuning, self.full_answers(job, job.tuning)).mean()
+                    - self.right(
+                        job, job.tuning, self.answers(engines, job, job.tuning, schedule)
+                    ).mean()
+                )
+                for job in jobs
+            )
+
+        return Measures(agreement, loss)
+
+    def _costs(
+        self, engines: Engines, candidate: Candidate, sampler: SamplerConfig, timing: Timing | None
+    ) -> Costs:
+        precisions = tuple(reversed(self.bench.precisions))
+        latency = None
+        if timing is not None:
+            latency = np.array([timing.by_window[each.name] for each in precisions]).T
+        return Costs(
+            names=tuple(each.name for each in precisions),
+            bits=np.array([each.bits for each in precisions]),
+            passes=np.array(passes_by_window(sampler, candidate.windows), np.float64),
+            latency_ms=latency,
+            families=tuple(each.family for each in precisions),
+            family_mib={name: size / MIB for name, size in engines.folder.families.items()},
+            switch_ms=0.0 if timing is None else timing.switch_ms,
+            simulated=tuple(each.simulated for each in precisions),
+        )
+
+    def _folder(self, candidate: Candidate) -> Export:
+        keep = tuple(sorted(self._block_ranks[: candidate.keep])) if candidate.keep else ()
+        recipe = Recipe(windows=candidate.windows, clip=candidate.clip, keep=keep)
+        return self.recipe_folder(recipe)
+
+    def recipe_folder(self, recipe: Recipe) -> Export:
+        """Return the export of a recipe, made beside the others where it is not there."""
+        base = self.bench.export
+        if recipe == base.recipe:
+            return base
+        name = digest_json({"recipe": asdict(recipe), "source": base.request})[:16]
+        return read_export(requantize(base.folder, self.work / "recipes" / name, recipe))
+
+
+def engine_spec(
+    folder: Export, name: str, scales: str, options: OrtOptions
+) -> tuple[str, EngineSpec]:
+    """Return the id of a precision's serve graph, and what its engine is built from.
+
+    Args:
+        folder: Has the graphs.
+        name: Of the precision.
+        scales: "shared": one set of static scales, constants of the graph; "window": one set a
+            window, an input of the graph.
+        options: How the sessions are made.
+    """
+    precision = folder.precisions[name]
+    stem = f"{name}.all" if precision.has_static_scales and scales == "shared" else name
+    graph = folder.graphs[f"{stem}.serve"]
+    return f"{stem}.serve", EngineSpec(
+        serve=folder.path(f"{stem}.serve"),
+        trace=folder.path(f"{stem}.trace"),
+        precision=precision,
+        scales=None if graph.scales is None else np.array(graph.scales, np.float32),
+        options=options,
+        target=options.provider,
+        digests={path: entry.sha256 for path, entry in folder.files.items()},
+    )
+
+
+def _cost(choice: Choice) -> float:
+    return choice.mean_bits if choice.latency_ms is None else choice.latency_ms
+
+
+def _choice_json(choice: Choice) -> dict[str, object]:
+    return {
+        "schedule": list(choice.schedule.precisions),
+        "mean_bits": choice.mean_bits,
+        "latency_ms": choice.latency_ms,
+        "gain": choice.gain,
+        "loss": choice.loss,
+        "reason": choice.reason,
+    }
+
+
+__all__ = ["Contest", "Engines", "OrtBackend", "Timing", "engine_spec"]

@@ -1,0 +1,77 @@
+"""The working folder of a tune, `BUNDLE.tune`: one command's, and one process's at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from engines.errors import InputError
+
+COMMAND = "command.json"
+
+
+@contextmanager
+def tune_folder(output: Path, identity: str, force: bool) -> Iterator[Path]:
+    """Yield the working folder of a bundle, locked for this process.
+
+    Args:
+        output: The bundle to be.
+        identity: Digest of everything that decides the result.
+        force: Throw away the work of another command.
+
+    Raises:
+        InputError: Another process works there, or the work of another command lies there.
+    """
+    folder = output.parent / f"{output.name}.tune"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("a+", encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"cannot work in {str(folder)!r}: {error.strerror}; choose another --output"
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            holder = lock.read().strip() or "unknown"
+            raise InputError(
+                f"{str(folder)!r} is in use by process {holder}; wait for it, or choose another "
+                f"--output"
+            ) from error
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        _claim(folder, identity, force)
+        yield folder
+
+
+def _claim(folder: Path, identity: str, force: bool) -> None:
+    """Make the folder this command's, or refuse it."""
+    file = folder / COMMAND
+    try:
+        owner = json.loads(file.read_text(encoding="utf-8"))["identity"]
+    except (OSError, ValueError, KeyError, TypeError):
+        owner = None
+    if owner == identity:
+        return
+    others = [path for path in folder.iterdir() if path.name != "lock"]
+    if others and not force:
+        raise InputError(
+            f"{str(folder)!r} holds the work of another command; give --force to throw it away, "
+            f"or choose another --output"
+        )
+    for path in others:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    temporary = folder / f"{COMMAND}.partial"
+    temporary.write_text(json.dumps({"identity": identity}) + "\n", encoding="utf-8")
+    os.replace(temporary, file)

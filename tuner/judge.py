@@ -1,0 +1,172 @@
+"""The final judgement: what ships, measured once on test prompts that nothing was tuned on.
+
+Beside each shipped schedule stand full precision, every uniform schedule, the best uniform one
+within the budgets, and the same bits permuted over the windows, all on the same prompts and timed
+in the same rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engines.build import digest_json
+from engines.manifest import DEFAULT_TASK
+from engines.measure import Interval, measure_schedules
+from engines.precision import FULL_PRECISION
+from engines.schedule import SamplerConfig, Schedule, passes_by_window, weighted_mean
+from tuner.choice import Choice
+from tuner.contest import Contest, Engines
+from tuner.evaluate import same_answers
+from tuner.objective import paired_interval, wilson_interval
+from tuner.report import Measured, Verdict
+from tuner.space import Candidate
+from tuner.workbench import Job
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A schedule to be judged."""
+
+    label: str
+    schedule: Schedule
+
+
+def entries(choice: Choice, names: Sequence[str], permutations: int, seed: int) -> list[Entry]:
+    """Return what ships, then what it is compared with, each schedule once."""
+    windows = choice.schedule.windows
+    found = [Entry("ships", choice.schedule)]
+    for name in (FULL_PRECISION.name, *names):
+        found.append(Entry(f"uniform {name}", Schedule.uniform(name, windows)))
+    if choice.reference is not None:
+        found = [
+            Entry(f"{each.label}, best within budget", each.schedule)
+            if each.schedule == choice.reference and each.label != "ships"
+            else each
+            for each in found
+        ]
+    if not choice.schedule.is_uniform:
+        rng = np.random.default_rng(seed)
+        for number in range(permutations):
+            shuffled = tuple(rng.permutation(choice.schedule.precisions).tolist())
+            found.append(Entry(f"same bits permuted {number + 1}", Schedule(shuffled)))
+    seen: set[Schedule] = {choice.schedule}
+    kept = found[:1]
+    for each in found[1:]:
+        if each.schedule not in seen or each.label.startswith("uniform"):
+            seen.add(each.schedule)
+            kept.append(each)
+    return list({(each.label, each.schedule): each for each in kept}.values())
+
+
+def time_schedules(
+    contest: Contest, candidate: Candidate, schedules: Mapping[str, tuple[Schedule, SamplerConfig]]
+) -> dict[str, Interval] | None:
+    """Return milliseconds a sequence at the declared shape, by label; None if simulated.
+
+    Measured in one run, in turns, and kept in the cache.
+    """
+    bench = contest.bench
+    if bench.simulated:
+        return None
+    engines, shape = contest.engines(candidate), bench.export.shape
+    distinct = {
+        digest_json([schedule.precisions, asdict(sampler)]): (schedule, sampler)
+        for schedule, sampler in schedules.values()
+    }
+    rounds = max(bench.effort.repeats, 9)
+    arguments = {"batch": shape.batch[1], "prompt_length": shape.prompt[1], "repeats": rounds}
+    key = digest_json({"engines": dict(engines.fleet.keys), "of": sorted(distinct), **arguments})
+    kept = bench.cache.get("schedules", key)
+    if kept is None:
+        found = measure_schedules(
+            dict(sorted(distinct.items())),
+            engines.fleet.engines,
+            model=engines.folder.model,
+            seed=bench.config.seed,
+            **arguments,
+        )
+        kept = {name: [each.median, each.low, each.high] for name, each in found.items()}
+        bench.cache.put("schedules", key, kept)
+    return {
+        label: Interval(*kept[digest_json([schedule.precisions, asdict(sampler)])])
+        for label, (schedule, sampler) in schedules.items()
+    }
+
+
+def judge(contest: Contest, candidate: Candidate, choices: Mapping[str, Choice]) -> list[Verdict]:
+    """Return the verdict on each task and on `default`, on test prompts."""
+    bench, engines = contest.bench, contest.engines(candidate)
+    names = [precision.name for precision in bench.precisions]
+    groups: dict[str, list[Job]] = {name: [job] for name, job in bench.jobs.items()}
+    groups[DEFAULT_TASK] = list(bench.jobs.values())
+    lists = {
+        name: entries(choice, names, bench.effort.permutations, bench.config.seed)
+        for name, choice in choices.items()
+    }
+    timed = time_schedules(
+        contest,
+        candidate,
+        {
+            f"{name}/{each.label}": (each.schedule, groups[name][0].sampler)
+            for name, found in lists.items()
+            for each in found
+        },
+    )
+    verdicts = []
+    for name, choice in choices.items():
+        jobs = groups[name]
+        right_full = _pooled(contest, engines, jobs, None)[0]
+        rows = []
+        for each in lists[name]:
+            right, same = _pooled(contest, engines, jobs, each.schedule)
+            took = None if timed is None else timed[f"{name}/{each.label}"]
+            graded = all(job.workload.grade is not None for job in jobs)
+            passes = passes_by_window(jobs[0].sampler, each.schedule.windows)
+            bits = [engines.folder.precisions[p].bits for p in each.schedule.precisions]
+            rows.append(
+                Measured(
+                    label=each.label,
+                    schedule=each.schedule,
+                    mean_bits=weighted_mean(bits, passes),
+                    ms=None if took is None else (took.median, took.low, took.high),
+                    accuracy=_share(right) if graded else None,
+                    agreement=_share(same),
+                    n=len(same),
+                )
+            )
+        own = _pooled(contest, engines, jobs, choice.schedule)[0]
+        lost = paired_interval(
+            right_full.astype(np.float64), own.astype(np.float64), seed=bench.config.seed
+        )
+        verdicts.append(
+            Verdict(
+                task=name,
+                shipped=rows[0],
+                others=tuple(rows[1:]),
+                reason=choice.reason,
+                loss=(100.0 * lost.mean, 100.0 * lost.low, 100.0 * lost.high),
+            )
+        )
+    return verdicts
+
+
+def _pooled(
+    contest: Contest, engines: Engines, jobs: Sequence[Job], schedule: Schedule | None
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return (right, same as full precision) of all jobs' test prompts; None: full precision."""
+    right, same = [], []
+    for job in jobs:
+        full = contest.full_answers(job, job.test)
+        own = full if schedule is None else contest.answers(engines, job, job.test, schedule)
+        right.append(contest.right(job, job.test, own))
+        same.append(same_answers(own.ids, full.ids))
+    return np.concatenate(right), np.concatenate(same)
+
+
+def _share(hits: NDArray[np.bool_]) -> tuple[float, float, float]:
+    found = wilson_interval(int(hits.sum()), len(hits))
+    return (found.mean, found.low, found.high)

@@ -1,0 +1,310 @@
+"""`cadenza tune`, from an export to a bundle.
+
+    prepare -> search over candidates -> the best one's schedules, timed and held to the budget
+            -> judged once on test prompts -> bundle
+
+Killed at any point, the same command goes on: trials are in a log, everything measured is in the
+cache.  Interrupted, it writes the best bundle so far, not judged, and says so.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from engines.build import Cache
+from engines.bundle import Bundle, check_output, is_bundle, read_bundle
+from engines.errors import BudgetError
+from engines.files import digest_file
+from engines.manifest import DEFAULT_TASK
+from engines.schedule import SamplerConfig, Schedule
+from exporter.folder import EXPORT
+from tuner.choice import Choice
+from tuner.config import TuneConfig
+from tuner.contest import Contest
+from tuner.folder import tune_folder
+from tuner.judge import judge, time_schedules
+from tuner.report import Verdict, closing_table, verdict_json
+from tuner.search import open_study, search
+from tuner.ship import ship
+from tuner.space import Candidate, knobs, size
+from tuner.trials import TrialLog, TrialResult
+from tuner.workbench import Workbench, prepare
+
+# How often a schedule that misses its latency when timed as a whole is chosen anew.
+_SETTLING_ROUNDS = 3
+
+# Losses this close, in points, are not told apart when candidates are compared.
+_SAME_LOSS = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a tune ended with.
+
+    Attributes:
+        bundle: As written, or as found.
+        verdicts: On each task and `default`; empty where nothing was judged now.
+        degraded: Whether the quality asked for was not shown.
+        made: Whether anything was done; False: the same command had finished before.
+        interrupted: Whether it was stopped and the bundle is the best so far.
+        summary: For `--json`.
+        table: For people.
+    """
+
+    bundle: Bundle
+    verdicts: tuple[Verdict, ...]
+    degraded: bool
+    made: bool
+    interrupted: bool
+    summary: Mapping[str, Any]
+    table: str
+
+
+def tune(
+    config: TuneConfig, cache: Cache, say: Callable[[str], None], force: bool = False
+) -> Outcome:
+    """Tune an export and write the bundle.
+
+    Args:
+        config: What is asked for.
+        cache: Engines, measurements and answers.
+        say: Where progress goes, a line at a time.
+        force: Replace what another command left at the output.
+
+    Raises:
+        InputError: An argument or a file given is at fault.
+        BudgetError: No schedule is within the budgets.
+    """
+    bench = prepare(config, cache, say)
+    identity = config.identity(digest_file(config.export / EXPORT).sha256)
+    finished = _finished(config.output, identity)
+    if finished is not None:
+        say(f"{config.output} is complete already; nothing was changed")
+        return Outcome(
+            bundle=finished,
+            verdicts=(),
+            degraded=finished.manifest.degraded,
+            made=False,
+            interrupted=False,
+            summary=_summary(finished, None, {"made": False}),
+            table="",
+        )
+    unfinished = _tune_of(config.output).get("identity") == identity
+    check_output(config.output, force=force or unfinished)
+    with tune_folder(config.output, identity, force) as work:
+        return _tune(bench, work, identity, force or unfinished)
+
+
+def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
+    config, say = bench.config, bench.say
+    contest = Contest(bench, work)
+    began = time.monotonic()
+    interrupted = False
+    log = TrialLog(work / "trials.jsonl")
+    try:
+        results = _search(bench, contest, log, work, began)
+    except KeyboardInterrupt:
+        results = log.read()
+        if not any(result.failed is None for result in results):
+            raise
+        say("interrupted: writing the best bundle so far, not judged on test prompts")
+        interrupted = True
+    winner = best_trial(results, config.goal)
+    choices = contest.choices(winner.candidate)
+    contest, choices, notes = _settled(contest, winner.candidate, choices)
+    verdicts: list[Verdict] = []
+    if not interrupted:
+        say("judging on test prompts")
+        verdicts = judge(contest, winner.candidate, choices)
+    degraded = interrupted or any(
+        verdict.quality_shown_to > config.max_loss for verdict in verdicts
+    )
+    facts: dict[str, Any] = {
+        "identity": identity,
+        "complete": not interrupted,
+        "candidate": winner.candidate.values(),
+        "trial": winner.number,
+        "trials": len(results),
+        "goal": config.goal,
+        "max_loss": config.max_loss,
+        "seed": config.seed,
+        "mode": config.mode,
+        "quality_shown_to": max((v.quality_shown_to for v in verdicts), default=None),
+        **notes,
+    }
+    bundle = ship(
+        contest,
+        winner.candidate,
+        choices,
+        {verdict.task: verdict for verdict in verdicts},
+        facts,
+        degraded,
+        force=force,
+    )
+    counts = {"built": contest.built.built, "reused": contest.built.reused}
+    say(f"{counts['built']} engines built, {counts['reused']} reused from the cache")
+    table = closing_table(verdicts, bench.shown_precisions) if verdicts else ""
+    summary = _summary(bundle, verdicts, {"made": True, "engines": counts, **facts})
+    (work / "result.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    return Outcome(
+        bundle=bundle,
+        verdicts=tuple(verdicts),
+        degraded=degraded,
+        made=True,
+        interrupted=interrupted,
+        summary=summary,
+        table=table,
+    )
+
+
+def _search(
+    bench: Workbench, contest: Contest, log: TrialLog, work: Path, began: float
+) -> list[TrialResult]:
+    config = bench.config
+    steps = min(job.sampler.steps for job in bench.jobs.values())
+    static = any(precision.has_static_scales for precision in bench.precisions)
+    space = knobs(contest.default, steps, contest.blocks, static)
+    trials = config.trials or bench.effort.trials
+    bench.say(f"searching {size(space)} candidates in {trials} trials for {config.goal}")
+
+    def evaluate(candidate: Candidate, number: int) -> TrialResult:
+        started = time.monotonic()
+        result = contest.evaluate(candidate, number)
+        took = time.monotonic() - started
+        said = result.failed or (
+            f"{result.cost:.4g} {'bits' if bench.simulated else 'ms a sequence'}, "
+            f"loss {result.loss:.2f} points"
+        )
+        values = ", ".join(f"{key} {value}" for key, value in candidate.values().items())
+        bench.say(f"trial {number + 1}/{trials}: {values}: {said} ({took:.1f} s)")
+        return result
+
+    deadline = None if config.timeout_s is None else began + config.timeout_s
+    return search(
+        space,
+        evaluate,
+        log,
+        open_study(work, config.storage),
+        trials,
+        config.seed,
+        config.strategy,
+        deadline,
+    )
+
+
+def best_trial(results: list[TrialResult], goal: str) -> TrialResult:
+    """Return the trial that ships.
+
+    Of the feasible ones: for quality the cheapest of those whose loss cannot be told from the
+    least, else the cheapest; ties to the earliest, whose recipe is closest to the export's own.
+    With none feasible, the one that loses least.
+
+    Raises:
+        BudgetError: Every trial failed; shows the first reason.
+    """
+    worked = [result for result in results if result.failed is None]
+    if not worked:
+        raise BudgetError(
+            f"every candidate failed, the first with: {results[0].failed}; export again with "
+            f"other precisions, or raise the budgets"
+        )
+    feasible = [result for result in worked if result.feasible] or worked
+    if goal == "quality" or not any(result.feasible for result in worked):
+        least = min(result.loss for result in feasible)
+        feasible = [result for result in feasible if result.loss <= least + _SAME_LOSS]
+    return min(feasible, key=lambda result: (result.cost, result.number))
+
+
+def _settled(
+    contest: Contest, candidate: Candidate, choices: dict[str, Choice]
+) -> tuple[Contest, dict[str, Choice], dict[str, Any]]:
+    """Return choices that meet the latency when timed as whole sequences.
+
+    The allocation adds up windows; what ships runs them in a row.  Where that takes longer than
+    the budget beyond the noise, the budget is tightened by as much and the choice made anew.
+    """
+    config = contest.bench.config
+    if config.latency_ms is None and config.latency_share is None:
+        return contest, choices, {}
+    tightened = contest
+    for turn in range(_SETTLING_ROUNDS):
+        over = _overshoot(tightened, candidate, choices)
+        if over <= 1.0:
+            return tightened, choices, {"tightened": tightened.tighten}
+        contest.bench.say(
+            f"timed as a whole, a schedule takes {over:.3f} times its budget; choosing again"
+        )
+        if turn + 1 < _SETTLING_ROUNDS:
+            tightened = replace(tightened, tighten=tightened.tighten / over)
+            choices = tightened.choices(candidate)
+    return tightened, choices, {"tightened": tightened.tighten, "over_budget": over}
+
+
+def _overshoot(contest: Contest, candidate: Candidate, choices: Mapping[str, Choice]) -> float:
+    """Return by what factor the worst schedule misses its latency beyond the noise, or 1.
+
+    A share of full precision is taken of full precision in the same rounds.
+    """
+    config, bench = contest.bench.config, contest.bench
+    samplers: dict[str, SamplerConfig] = {
+        name: (bench.jobs.get(name) or next(iter(bench.jobs.values()))).sampler for name in choices
+    }
+    wanted = {name: (choice.schedule, samplers[name]) for name, choice in choices.items()}
+    full = Schedule.uniform("fp32", next(iter(choices.values())).schedule.windows)
+    wanted |= {f"full {name}": (full, samplers[name]) for name in choices}
+    timed = time_schedules(contest, candidate, wanted)
+    assert timed is not None, "simulated precisions have no latency budget"
+    worst = 1.0
+    for name in choices:
+        if config.latency_share is not None:
+            budget = config.latency_share * timed[f"full {name}"].median
+        else:
+            assert config.latency_ms is not None
+            budget = config.latency_ms
+        if timed[name].low > budget:
+            worst = max(worst, timed[name].median / budget)
+    return worst
+
+
+def _tune_of(output: Path) -> Mapping[str, Any]:
+    """Return what the bundle at the output says of the tune that made it; {} where there is none."""
+    if not is_bundle(output):
+        return {}
+    try:
+        made = json.loads((output / "manifest.json").read_text(encoding="utf-8")).get("tune")
+    except (OSError, ValueError, AttributeError):
+        return {}
+    return made if isinstance(made, dict) else {}
+
+
+def _finished(output: Path, identity: str) -> Bundle | None:
+    """Return the bundle that this very command wrote before, whole, or None."""
+    made = _tune_of(output)
+    if made.get("identity") != identity or not made.get("complete"):
+        return None
+    return read_bundle(output)
+
+
+def _summary(
+    bundle: Bundle, verdicts: list[Verdict] | None, facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    manifest = bundle.manifest
+    return {
+        "bundle": str(bundle.folder),
+        "digest": bundle.digest,
+        "degraded": manifest.degraded,
+        "schedules": {
+            name: {target: list(tuned.schedule.precisions) for target, tuned in task.targets.items()}
+            for name, task in manifest.tasks.items()
+        },
+        "tasks": {verdict.task: verdict_json(verdict) for verdict in verdicts or ()},
+        **facts,
+    }
+
+
+__all__ = ["DEFAULT_TASK", "Outcome", "asdict", "best_trial", "tune"]

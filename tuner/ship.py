@@ -1,0 +1,191 @@
+"""The bundle of a finished tune: what it holds, from engines and verdicts to the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from engines import __version__
+from engines.bundle import Bundle, Golden, write_bundle
+from engines.manifest import DEFAULT_TASK, TOKENIZER, schedule_digest
+from engines.ort import environment
+from engines.precision import FULL_PRECISION
+from engines.sampler import Request, generate
+from engines.schedule import SamplerConfig, Schedule
+from exporter.folder import Export
+from tuner.choice import Choice
+from tuner.contest import Contest, Engines
+from tuner.report import Verdict, verdict_json
+from tuner.space import Candidate
+from tuner.workbench import Job
+
+# Answers of each task that any runtime must give again.
+GOLDEN_PROMPTS = 16
+
+
+def ship(
+    contest: Contest,
+    candidate: Candidate,
+    choices: Mapping[str, Choice],
+    verdicts: Mapping[str, Verdict],
+    tune: Mapping[str, Any],
+    degraded: bool,
+    force: bool,
+) -> Bundle:
+    """Write the bundle and return it.
+
+    Args:
+        contest: Has the engines.
+        candidate: The one that won.
+        choices: Schedules of the tasks and of `default`.
+        verdicts: As measured on test prompts; empty where an interrupted tune was not judged.
+        tune: What was asked and found, for the manifest.
+        degraded: Whether the quality asked for was not shown.
+        force: Replace a bundle that is there.
+    """
+    bench, engines = contest.bench, contest.engines(candidate)
+    used = sorted({name for choice in choices.values() for name in choice.schedule.precisions})
+    manifest = {
+        "cadenza": __version__,
+        "model": asdict(engines.folder.model),
+        "sampler": asdict(engines.folder.sampler),
+        "targets": [bench.config.target],
+        "shape": asdict(engines.folder.shape),
+        "precisions": [asdict(engines.folder.precisions[name]) for name in used],
+        "families": {
+            family: {"bytes": engines.folder.families[family]}
+            for family in sorted({engines.folder.precisions[name].family for name in used})
+        },
+        "graphs": {engines.graphs[name]: _graph(engines, name) for name in used},
+        "engines": {
+            f"{name}.{bench.config.target}": {
+                "file": engines.folder.graphs[engines.graphs[name]].file,
+                "graph": engines.graphs[name],
+                "precision": name,
+                "target": bench.config.target,
+                "built": dict(getattr(engines.fleet.engines[name], "built", {})),
+                "options": _options(engines),
+            }
+            for name in used
+        },
+        "tasks": {
+            name: _task(contest, name, choice, verdicts.get(name), candidate)
+            for name, choice in choices.items()
+        },
+        "environment": {**engines.folder.environment, **environment(engines.options)},
+        "degraded": degraded,
+        "tune": dict(tune),
+    }
+    return write_bundle(
+        bench.config.output,
+        manifest,
+        _files(engines.folder, [engines.graphs[name] for name in used]),
+        golden_lines(contest, engines, choices),
+        force=force,
+    )
+
+
+def golden_lines(
+    contest: Contest, engines: Engines, choices: Mapping[str, Choice]
+) -> list[Golden]:
+    """Return answers to test prompts, each made alone, by its task and by full precision."""
+    bench, lines = contest.bench, []
+    for name, choice in choices.items():
+        for job, item in _golden_items(bench.jobs, name):
+            ids = [
+                generate(
+                    [Request(prompt=item.ids, sampler=job.sampler, schedule=schedule)],
+                    engines.fleet.engines,
+                    engines.fleet.model,
+                )[0].ids
+                for schedule in (
+                    choice.schedule,
+                    Schedule.uniform(FULL_PRECISION.name, choice.schedule.windows),
+                )
+            ]
+            lines.append(
+                Golden(
+                    id=f"{name}/{item.prompt.id}",
+                    task=name,
+                    prompt=item.prompt.prompt,
+                    ids=ids[0],
+                    full_precision_ids=ids[1],
+                    schedule_digest=schedule_digest(
+                        choice.schedule, job.sampler, bench.config.target
+                    ),
+                )
+            )
+    return lines
+
+
+def _golden_items(jobs: Mapping[str, Job], name: str) -> list[tuple[Job, Any]]:
+    """Return (job, item) pairs: a task's own prompts, or some of every task for `default`."""
+    if name != DEFAULT_TASK:
+        return [(jobs[name], item) for item in jobs[name].test[:GOLDEN_PROMPTS]]
+    sampler = default_sampler(jobs)
+    each = max(1, GOLDEN_PROMPTS // len(jobs))
+    return [
+        (job, item) for job in jobs.values() if job.sampler == sampler for item in job.test[:each]
+    ]
+
+
+def default_sampler(jobs: Mapping[str, Job]) -> SamplerConfig:
+    """Return the sampler of `default`: the first task's."""
+    return next(iter(jobs.values())).sampler
+
+
+def _graph(engines: Engines, name: str) -> dict[str, Any]:
+    graph = engines.folder.graphs[engines.graphs[name]]
+    return {
+        "file": graph.file,
+        "tail": graph.tail,
+        "precision": name,
+        "windows": list(graph.windows),
+        "weights": list(graph.weights),
+        "scales": None if graph.scales is None else [list(row) for row in graph.scales],
+    }
+
+
+def _options(engines: Engines) -> dict[str, Any]:
+    """Return how the engines are loaded; the provider is the engine's target."""
+    return {key: value for key, value in asdict(engines.options).items() if key != "provider"}
+
+
+def _task(
+    contest: Contest, name: str, choice: Choice, verdict: Verdict | None, candidate: Candidate
+) -> dict[str, Any]:
+    bench = contest.bench
+    job = bench.jobs.get(name)
+    sampler = job.sampler if job is not None else default_sampler(bench.jobs)
+    says = job.workload.says if job is not None else "any request without a task"
+    budget = contest.budget(sampler)
+    return {
+        "windows": choice.schedule.windows,
+        "sampler": asdict(sampler),
+        "says": says,
+        "targets": {
+            bench.config.target: {
+                "schedule": list(choice.schedule.precisions),
+                "budgets": asdict(budget),
+                "measured": {} if verdict is None else verdict_json(verdict),
+                "predicted": {
+                    "mean_bits": choice.mean_bits,
+                    "latency_ms": choice.latency_ms,
+                    "memory_mib": choice.memory_mib,
+                    "gain": choice.gain,
+                    "loss": choice.loss,
+                },
+            }
+        },
+    }
+
+
+def _files(folder: Export, graphs: Sequence[str]) -> dict[str, Path]:
+    """Return path in the bundle to file: graphs, the weights they read, and the tokenizer."""
+    paths = {folder.graphs[name].file for name in graphs} | {TOKENIZER}
+    for name in graphs:
+        paths.update(folder.graphs[name].weights)
+    paths.update(path for path in folder.files if path.startswith("tokenizer/"))
+    return {path: folder.folder / path for path in sorted(paths)}
