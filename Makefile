@@ -49,7 +49,7 @@ demo: $(INSTALLED)
 	then echo "installation $$(cat $(INSTALLED))"; \
 	else echo "installation 0 (earlier, took $$(cat $(INSTALLED)) s)"; fi > demo/seconds
 	$(call timed,export,cadenza export calib_data/reference -o demo/export)
-	$(call timed,tune,cadenza tune demo/export -o demo/bundle --latency-ms 80% --cache demo/cache)
+	$(call timed,tune,cadenza tune demo/export -o demo/bundle --latency-ms 80% --mode quick --cache demo/cache)
 	$(call timed,verify,cadenza verify demo/bundle)
 	$(call timed,run,cadenza run demo/bundle --task edit 'edit:ab,aabbccddabcd')
 	@echo; awk '{ name = $$1; $$1 = ""; printf "%-14s%s s\n", name, $$0; total += $$2 } \

@@ -17,7 +17,12 @@ from calib_data.tasks import Task
 Split = Literal["train", "calibration", "tuning", "test"]
 
 # Of eight digests five train; the other splits have one each.
-_SPLIT_OF_DIGEST: tuple[Split, ...] = (*("train",) * 5, "calibration", "tuning", "test")
+_SPLIT_OF_DIGEST: tuple[Split, ...] = (
+    *("train",) * 5,
+    "calibration",
+    "tuning",
+    "test",
+)
 
 
 @dataclass(frozen=True, slots=True)

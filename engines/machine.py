@@ -12,8 +12,13 @@ def machine(gpu: bool = False) -> dict[str, str]:
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "device": _gpu_name() if gpu else _cpu_name(),
-        "cores": str(len(os.sched_getaffinity(0))),
+        "cores": str(usable_cores()),
     }
+
+
+def usable_cores() -> int:
+    """Return the cores that this process may run on; more threads would wait for each other."""
+    return len(os.sched_getaffinity(0))
 
 
 def has_vnni() -> bool:

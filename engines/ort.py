@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from engines.backend import Floats, Ids, Mask, Served
 from engines.errors import BackendError, require
-from engines.machine import has_vnni, machine
+from engines.machine import has_vnni, machine, usable_cores
 from engines.model import (
     ENTROPY,
     IDS,
@@ -57,7 +57,8 @@ class OrtOptions:
 
     Attributes:
         provider: "cpu" or "cuda".
-        threads: Threads of one pass on the CPU; 0 for every core.
+        threads: Threads of one pass on the CPU; 0 for every core
+            that the process may use.
         graph_optimization: "all", "extended" or "basic".
         spinning: Whether idle threads of a pass spin instead of sleeping; faster on idle cores,
             slower where cores are shared, also with another engine's threads.
@@ -349,7 +350,7 @@ def _session_options(runtime: ModuleType, precision: Precision, options: OrtOpti
     """Return onnxruntime's SessionOptions for a precision."""
     settings = runtime.SessionOptions()
     settings.log_severity_level = _SILENT
-    settings.intra_op_num_threads = options.threads
+    settings.intra_op_num_threads = options.threads or usable_cores()
     settings.inter_op_num_threads = 1
     settings.enable_cpu_mem_arena = options.arena
     settings.graph_optimization_level = getattr(

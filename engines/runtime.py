@@ -130,6 +130,14 @@ class Runtime:
         """Digest of schedules and engines; equal where two bundles answer alike."""
         return self.bundle.digest
 
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Return a prompt's ids, checked.
+
+        Raises:
+            InputError: The prompt is at fault.
+        """
+        return self._tokenizer.encode(text)
+
     def warm_up(self) -> None:
         """Run one pass of each engine at the declared best shape.
 

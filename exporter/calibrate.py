@@ -56,6 +56,11 @@ class Calibration:
         if not np.isfinite(self.absmax).all():
             raise ValueError("absmax must be finite")
 
+    @property
+    def blocks(self) -> int:
+        """Blocks of the denoiser; each has sites."""
+        return len({site.rpartition(".")[0] for site in self.sites})
+
     def to_json(self) -> dict[str, object]:
         """Return plain data; `calibration_from_document` is its inverse."""
         return {

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,6 +184,7 @@ def save_checkpoint(model: Denoiser, vocabulary: Sequence[str], out: Path) -> No
         Item(keys[name], "F32", shape, state[name].detach().cpu().float().numpy)
         for name, shape in shapes.items()
     ]
+    (out / WEIGHTS).unlink(missing_ok=True)
     write_family(out / WEIGHTS, items)
     _write_json(
         out / "config.json",
@@ -223,8 +225,6 @@ def _tokenizer(vocabulary: Sequence[str]) -> Tokenizer:
 
     It has no token for "unknown", so it refuses a text that holds other characters.
     """
-    import re
-
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     ids = {token: index for index, token in enumerate(vocabulary)}
@@ -261,8 +261,11 @@ def _stored_tensors(folder: Path) -> dict[str, Stored]:
         raise InputError(f"{index}: 'weight_map' is missing; download it again")
     tensors: dict[str, Stored] = {}
     for name in sorted({str(name) for name in wanted.values()}):
-        if "/" in name or "\\" in name or not name.endswith(".safetensors"):
-            raise InputError(f"{index} names the file {name!r}; shards lie beside the index")
+        if not re.fullmatch(r"model[\w.-]*\.safetensors", name):
+            raise InputError(
+                f"{index} names the file {name!r}; shards are called model*.safetensors and lie "
+                f"beside the index"
+            )
         tensors |= read_header(folder / name)
     lost = sorted(set(wanted) - set(tensors))
     if lost:

@@ -36,7 +36,7 @@ from exporter.folder import (
 from exporter.parity import GATE, check_parity, compare, engine_of, states_from_requests
 from exporter.requantize import Say, environment, finish, requantize, sha256_of
 from exporter.requests import Tasks, few_of_each_task, requests_from_tasks, tasks_from_specs
-from exporter.variants import Core, write_variants
+from exporter.variants import Core, check_kept, write_variants
 
 if TYPE_CHECKING:
     from exporter.checkpoint import Checkpoint
@@ -106,6 +106,7 @@ def export(config: ExportConfig, say: Say = lambda text: None) -> Path:
         config.tasks, config.settings, config.task_settings, config.recipe.windows
     )
     checkpoint = read_checkpoint(config.model)
+    check_kept(config.recipe.keep, checkpoint.config.layers)
     model = model_info(checkpoint)
     shape = config.shape or _default_shape(model.max_length, tasks)
     _check_shape(shape, model.max_length, tasks)
@@ -115,6 +116,11 @@ def export(config: ExportConfig, say: Say = lambda text: None) -> Path:
     if is_export(config.out) and read_export(config.out).request == request:
         say(f"{config.out} is complete already; nothing was changed")
         return config.out
+    if config.out.resolve().is_relative_to(config.model.resolve()):
+        raise InputError(
+            f"{str(config.out)!r} lies in the checkpoint's folder, which is only read; choose "
+            f"another place"
+        )
     check_replaceable(config.out, force=config.force, is_ours=is_export, kind="export")
     with whole_folder(config.out, force=config.force, is_ours=is_export, kind="export") as folder:
         core = place_checkpoint(checkpoint, folder, config.copy, say)
@@ -234,7 +240,7 @@ def _digest(
         [
             __version__,
             model,
-            digest_file(config.model.resolve() / "tokenizer.json").sha256,
+            digest_file((config.model / "tokenizer.json").resolve()).sha256,
             [precision.name for precision in precisions],
             config.target,
             asdict(config.recipe),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from engines.backend import Backend, Floats
 from engines.errors import BackendError
 from engines.model import ModelInfo
-from engines.ort import OrtBackend
+from engines.ort import OrtBackend, OrtOptions
 from engines.precision import FULL_PRECISION
 from engines.sampler import Pass, Request, generate
 from engines.schedule import Schedule
@@ -152,6 +152,7 @@ def engine_of(made: Export, graph: str, read_back: bool = False) -> OrtBackend:
         trace=path if entry.tail == "trace" else None,
         precision=made.precisions[entry.precision],
         scales=None if entry.scales is None else np.array(entry.scales, np.float32),
+        options=OrtOptions(spinning=False),  # correctness, not speed; torch's threads spin already
         read_back=read_back,
     )
 

@@ -77,6 +77,18 @@ def stored_weights(folder: Path) -> dict[str, Stored]:
     return tensors
 
 
+def check_kept(keep: Sequence[int], blocks: int) -> None:
+    """Check that the blocks that stay in fp32 are there.
+
+    Raises:
+        InputError: One is not.
+    """
+    if keep and max(keep) >= blocks:
+        raise InputError(
+            f"block {max(keep)} cannot be kept, there are {blocks} blocks; name one below that"
+        )
+
+
 def write_variants(
     core: Core,
     precisions: Sequence[Precision],
@@ -100,10 +112,7 @@ def write_variants(
     Raises:
         InputError: The recipe keeps a block that is not there, or a window was never calibrated.
     """
-    blocks = {block for block, _ in core.sites.values()}
-    unknown = sorted(set(recipe.keep) - blocks)
-    if unknown:
-        raise InputError(f"block {unknown[0]} cannot be kept, there are {len(blocks)} blocks")
+    check_kept(recipe.keep, len({block for block, _ in core.sites.values()}))
     sites = {name: site for name, (block, site) in core.sites.items() if block not in recipe.keep}
     writer = _Writer(folder)
     for family in dict.fromkeys(precision.family for precision in precisions):

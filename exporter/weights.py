@@ -153,9 +153,10 @@ def is_finite(stored: Stored) -> bool:
 
 
 def write_family(file: Path, items: Iterable[Item]) -> dict[str, Stored]:
-    """Write a safetensors file tensor by tensor and return where each lies.
+    """Write a new safetensors file tensor by tensor and return where each lies.
 
     Raises:
+        FileExistsError: There is one; it may be a hard link of somebody's.
         ValueError: Two items have one name, or a tensor is not what its item says.
     """
     listed = list(items)
@@ -173,7 +174,7 @@ def write_family(file: Path, items: Iterable[Item]) -> dict[str, Stored]:
         at += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with file.open("wb") as stream:
+    with file.open("xb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for item in listed:
             values = np.ascontiguousarray(item.make())

@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 import cadenza
-from tests.readme import README, ROOT, with_tree
+from tests.readme import BEGIN, END, README, ROOT, with_tree
 
 TEXT = README.read_text("utf-8")
+# What README itself promises; the tree repeats what files say of themselves.
+PROSE = TEXT[: TEXT.index(BEGIN)] + TEXT[TEXT.index(END) + len(END) :]
 
 
 def fenced(text: str) -> list[str]:
@@ -26,9 +28,9 @@ def fenced(text: str) -> list[str]:
 
 def quoted(program: str) -> list[list[str]]:
     """Return the arguments of every call of a program that README shows."""
-    inline = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", TEXT)
+    inline = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", PROSE)
     calls = []
-    for line in (*fenced(TEXT), *inline):
+    for line in (*fenced(PROSE), *inline):
         words = line.removeprefix("$ ").strip()
         if words.startswith(f"{program} "):
             calls.append(shlex.split(words, comments=True)[1:])

@@ -22,16 +22,18 @@ from engines.build import BuildLog, EngineSpec, digest_json, engine_key
 from engines.errors import BackendError, BudgetError
 from engines.manifest import DEFAULT_TASK
 from engines.measure import measure, measure_switch
-from engines.ort import OrtBackend, OrtOptions
+from engines.ort import OrtOptions
 from engines.precision import FULL_PRECISION
 from engines.sampler import Request
 from engines.schedule import SamplerConfig, Schedule, passes_by_window
 from engines.trace import Trace, record
-from exporter.export import requantize
-from exporter.folder import Export, Recipe, read_export
+from exporter.calibrate import read_calibration
+from exporter.folder import CALIBRATION, Export, Recipe, read_export
+from exporter.requantize import requantize
 from tuner.choice import Choice, Measures, Priced, choose_schedule, mixture
 from tuner.costs import Budget, Costs
 from tuner.evaluate import Answers, Fleet, Item, answer, graded, same_answers, token_agreement
+from tuner.objective import Interval, loss_in_points
 from tuner.ranking import rank_blocks
 from tuner.sensitivity import TaskSensitivity, sensitivity_of
 from tuner.space import Candidate
@@ -39,6 +41,9 @@ from tuner.trials import TrialResult
 from tuner.workbench import Job, Workbench
 
 MIB = float(1 << 20)
+
+# Prompts of each task on whose traces the blocks are ranked.
+_RANKING_PROMPTS = 8
 
 
 @dataclass(frozen=True)
@@ -81,11 +86,13 @@ class Contest:
         bench: Export, prompts and cache.
         work: Folder for the graphs of other recipes.
         built: Counts engines built and reused.
+        tighten: Factor on the latency budget, below 1 where schedules took longer than predicted.
     """
 
     bench: Workbench
     work: Path
     built: BuildLog = field(default_factory=BuildLog)
+    tighten: float = 1.0
     _engines: dict[Candidate, Engines] = field(default_factory=dict)
     _anchors: dict[SamplerConfig, float] = field(default_factory=dict)
 
@@ -128,14 +135,14 @@ class Contest:
                 costs=self._costs(engines, candidate, job.sampler, timing),
                 budget=self.budget(job.sampler),
             )
-        groups = {name: [job] for name, job in bench.jobs.items()}
+        groups = {name: {name: job} for name, job in bench.jobs.items()}
         first = next(iter(bench.jobs.values()))
         tables[DEFAULT_TASK] = Priced(
             gain=mixture({name: table.gain for name, table in tables.items()}),
             costs=tables[first.workload.name].costs,
             budget=tables[first.workload.name].budget,
         )
-        groups[DEFAULT_TASK] = list(bench.jobs.values())
+        groups[DEFAULT_TASK] = dict(bench.jobs)
         return {
             name: choose_schedule(
                 table,
@@ -170,7 +177,7 @@ class Contest:
         return self._engines[candidate]
 
     def timing(self, candidate: Candidate, sampler: SamplerConfig) -> Timing | None:
-        """Return the latencies of a candidate, corrected for the machine's drift; None if simulated.
+        """Return a candidate's latencies, corrected for the machine's drift; None if simulated.
 
         Full precision with the default options runs in the same rounds; by how much it was slower
         than in the first trial's rounds, everything else is taken to have been.
@@ -182,26 +189,24 @@ class Contest:
         shape = self.bench.export.shape
         lanes: dict[str, Backend] = dict(engines.fleet.engines)
         lanes["anchor"] = anchor.engines[FULL_PRECISION.name]
-        arguments = {
-            "windows": candidate.windows,
-            "batch": shape.batch[1],
-            "prompt_length": shape.prompt[1],
-            "repeats": self.bench.effort.repeats,
-            "seed": self.bench.config.seed,
-        }
+        repeats, seed = self.bench.effort.repeats, self.bench.config.seed
+        where = (candidate.windows, shape.batch[1], shape.prompt[1], engines.folder.model)
         key = digest_json(
             {
                 "engines": dict(engines.fleet.keys),
                 "anchor": anchor.keys[FULL_PRECISION.name],
                 "sampler": asdict(sampler),
-                **arguments,
+                "shape": where[:3],
+                "repeats": repeats,
+                "seed": seed,
             }
         )
         kept = self.bench.cache.get("latency", key)
         if kept is None:
-            model = engines.folder.model
-            found = measure(lanes, sampler, model=model, **arguments)  # type: ignore[arg-type]
-            switch = measure_switch(engines.fleet.engines, sampler, model=model, **arguments)  # type: ignore[arg-type]
+            found = measure(lanes, sampler, *where, repeats=repeats, seed=seed)
+            switch = measure_switch(
+                engines.fleet.engines, sampler, *where, repeats=repeats, seed=seed
+            )
             kept = {
                 "by_window": {row.precision: list(row.by_window) for row in found.rows},
                 "anchor": found.of("anchor").latency_ms,
@@ -242,6 +247,8 @@ class Contest:
             passes = passes_by_window(sampler, self.default.windows)
             full = timing.by_window[FULL_PRECISION.name]
             latency = config.latency_share * float(np.dot(passes, full))
+        if latency is not None:
+            latency *= self.tighten
         return Budget(config.mean_bits, latency, config.memory_mib)
 
     def sensitivity(self, candidate: Candidate, job: Job) -> TaskSensitivity:
@@ -293,10 +300,25 @@ class Contest:
 
     @cached_property
     def _block_ranks(self) -> tuple[int, ...]:
-        """Blocks of the denoiser, the one whose rounding hurts most first."""
-        return rank_blocks(self)
+        """Blocks of the denoiser, the one whose quantization diverges most first."""
+        options = OrtOptions(provider=self.bench.config.target)
+        name = next(each.name for each in self.bench.precisions if each.has_static_scales)
 
-    def answers(self, engines: Engines, job: Job, items: tuple[Item, ...], schedule: Schedule) -> Answers:
+        def engine_of(recipe: Recipe) -> Backend:
+            _, spec = engine_spec(self.recipe_folder(recipe), name, "shared", options)
+            return self.bench.cache.engine(spec, self.built)
+
+        few = [trace for traces in self._traces.values() for trace in traces[:_RANKING_PROMPTS]]
+        return rank_blocks(self.blocks, self.bench.export.recipe, engine_of, few)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the denoiser."""
+        return read_calibration(self.bench.export.folder / CALIBRATION).blocks
+
+    def answers(
+        self, engines: Engines, job: Job, items: tuple[Item, ...], schedule: Schedule
+    ) -> Answers:
         """Return the answers of a schedule to items of a task."""
         return answer(items, job.sampler, schedule, engines.fleet, self.bench.cache)
 
@@ -305,34 +327,40 @@ class Contest:
         uniform = Schedule.uniform(FULL_PRECISION.name, self.default.windows)
         return self.answers(self.engines(self.default), job, items, uniform)
 
-    def right(self, job: Job, items: tuple[Item, ...], answers: Answers) -> NDArray[np.bool_]:
-        """Return which answers count [N]: the grader's word, else equality with full precision."""
-        right = graded(job.workload, items, answers.ids, self.bench.tokenizer.decode)
-        return same_answers(answers.ids, self.full_answers(job, items).ids) if right is None else right
-
-    def _measures(self, engines: Engines, jobs: list[Job]) -> Measures:
-        def agreement(schedule: Schedule) -> tuple[NDArray[np.float64], ...]:
-            return tuple(
-                token_agreement(
+    def _measures(self, engines: Engines, jobs: Mapping[str, Job]) -> Measures:
+        def agreement(schedule: Schedule) -> dict[str, NDArray[np.float64]]:
+            return {
+                name: token_agreement(
                     self.answers(engines, job, job.tuning, schedule).ids,
                     self.full_answers(job, job.tuning).ids,
                 )
-                for job in jobs
-            )
+                for name, job in jobs.items()
+            }
 
-        def loss(schedule: Schedule) -> float:
-            return max(
-                100.0
-                * float(
-                    self.right(job, job.tuning, self.full_answers(job, job.tuning)).mean()
-                    - self.right(
-                        job, job.tuning, self.answers(engines, job, job.tuning, schedule)
-                    ).mean()
-                )
-                for job in jobs
-            )
+        def loss(schedule: Schedule) -> dict[str, float]:
+            return {
+                name: self.loss(engines, job, job.tuning, schedule).mean
+                for name, job in jobs.items()
+            }
 
         return Measures(agreement, loss)
+
+    def loss(
+        self, engines: Engines, job: Job, items: tuple[Item, ...], schedule: Schedule
+    ) -> Interval:
+        """Return the points that a schedule loses against full precision on items of a task."""
+        full = self.full_answers(job, items)
+        own = self.answers(engines, job, items, schedule)
+        graded_full = self._graded(job, items, full)
+        graded_own = self._graded(job, items, own)
+        if graded_full is None or graded_own is None:
+            return loss_in_points(same_answers(own.ids, full.ids), None)
+        return loss_in_points(graded_own, graded_full)
+
+    def _graded(
+        self, job: Job, items: tuple[Item, ...], answers: Answers
+    ) -> NDArray[np.bool_] | None:
+        return graded(job.workload, items, answers.ids, self.bench.tokenizer.decode)
 
     def _costs(
         self, engines: Engines, candidate: Candidate, sampler: SamplerConfig, timing: Timing | None
@@ -405,6 +433,3 @@ def _choice_json(choice: Choice) -> dict[str, object]:
         "loss": choice.loss,
         "reason": choice.reason,
     }
-
-
-__all__ = ["Contest", "Engines", "OrtBackend", "Timing", "engine_spec"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import cast
 
 import numpy as np
@@ -96,12 +97,16 @@ class Costs:
         if not np.isfinite(largest):
             raise ValueError("bits or latency_ms, times passes, are too large to be summed")
 
-    @property
+    @cached_property
+    def _all_passes(self) -> float:
+        return math.fsum(self.passes.tolist())
+
+    @cached_property
     def window_bits(self) -> Reals:
         """Bits of all passes of each window at each precision [W, P]."""
         return np.multiply.outer(self.passes, self.bits)
 
-    @property
+    @cached_property
     def window_ms(self) -> Reals:
         """Milliseconds of all passes of each window at each precision [W, P]; NaN not known."""
         pass_ms = np.broadcast_to(
@@ -113,13 +118,13 @@ class Costs:
         """Return the mean bits of a schedule [W], indices of `names`."""
         if (schedule == schedule[0]).all():
             return float(self.bits[schedule[0]])
-        return math.fsum(self.passes * self.bits[schedule]) / math.fsum(self.passes)
+        return math.fsum((self.passes * self.bits[schedule]).tolist()) / self._all_passes
 
     def latency_of(self, schedule: Indices) -> float | None:
         """Return the milliseconds of a sequence under a schedule [W], or None if not known."""
         spent = self.window_ms[np.arange(len(schedule)), schedule]
         switches = np.count_nonzero(schedule[1:] != schedule[:-1])
-        total = math.fsum(spent) + self.switch_ms * float(switches)
+        total = math.fsum(spent.tolist()) + self.switch_ms * float(switches)
         return None if math.isnan(total) else total
 
     def memory_of(self, used: Indices) -> float | None:
@@ -151,13 +156,14 @@ class Costs:
 
     def point(self, schedule: Indices, gain: Reals) -> Point:
         """Return a schedule [W] with what it costs and gains by a table [W, P]."""
+        indices = tuple(schedule.tolist())
         return Point(
-            schedule=tuple(self.names[index] for index in schedule),
-            indices=tuple(int(index) for index in schedule),
+            schedule=tuple(self.names[index] for index in indices),
+            indices=indices,
             mean_bits=self.bits_of(schedule),
             latency_ms=self.latency_of(schedule),
             memory_mib=self.memory_of(schedule),
-            gain=math.fsum(gain[np.arange(len(schedule)), schedule]),
+            gain=math.fsum(gain[np.arange(len(schedule)), schedule].tolist()),
         )
 
 

@@ -1,8 +1,8 @@
 """The front: schedules of which none beats another in (bits, ms, gain); all of them, or a choice.
 
 `complete_front` carries every non-dominated label.  With many windows there are too many; then
-`scanned_front` asks for the best schedule under each of N rising bounds on an axis instead, so
-that what it returns is exact too, but not all there is.  Pure.
+`scanned_front` looks at one cost at a time and returns the best schedules of N equal steps of it:
+exact too, but not all there is.  Pure.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from tuner.labels import Table, children, root, undominated
 from tuner.optimum import best
 
 Choices = NDArray[np.intp]
+
+# Labels in a window beyond which a front of one cost is not completed.
+_MOST_LABELS = 12_000
 
 
 def complete_front(table: Table, most: int) -> Choices | None:
@@ -73,17 +76,23 @@ def _to_unit(table: Table) -> Table:
 
 
 def scanned_front(table: Table, axis: str, steps: int) -> Choices:
-    """Return the schedules [F, W] of greatest gain under each of N bounds, equal steps apart.
+    """Return the schedules [F, W] of greatest gain for N equal steps of one cost, 1 a step.
 
     Args:
         table: What each choice adds; finite ms where the axis is "ms".
-        axis: "bits" or "ms": which of them is bounded; the other is free.
+        axis: "bits" or "ms": the cost that counts; the other is free.
         steps: N.
     """
     side = 0 if axis == "bits" else 1
     cost = (table.bits, table.ms)[side]
     if axis == "bits":
         table = replace(table, ms=np.zeros_like(cost), switch_ms=0.0)
+    else:
+        table = replace(table, bits=np.zeros_like(cost))
+    every = complete_front(table, _MOST_LABELS)  # of one cost there are far fewer
+    if every is not None:
+        sums = table.sums(every)
+        return every[thinned([sums[side]], sums[2], steps)]
     allowed = table.gain > -np.inf
     frugal = replace(table, gain=np.where(allowed, -cost, -np.inf), switch_gain=table.switch_ms)
     cheapest, found = best(frugal), best(table)

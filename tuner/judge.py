@@ -20,8 +20,8 @@ from engines.precision import FULL_PRECISION
 from engines.schedule import SamplerConfig, Schedule, passes_by_window, weighted_mean
 from tuner.choice import Choice
 from tuner.contest import Contest, Engines
-from tuner.evaluate import same_answers
-from tuner.objective import paired_interval, wilson_interval
+from tuner.evaluate import graded, same_answers
+from tuner.objective import wilson_interval
 from tuner.report import Measured, Verdict
 from tuner.space import Candidate
 from tuner.workbench import Job
@@ -78,16 +78,25 @@ def time_schedules(
         for schedule, sampler in schedules.values()
     }
     rounds = max(bench.effort.repeats, 9)
-    arguments = {"batch": shape.batch[1], "prompt_length": shape.prompt[1], "repeats": rounds}
-    key = digest_json({"engines": dict(engines.fleet.keys), "of": sorted(distinct), **arguments})
+    batch, length = shape.batch[1], shape.prompt[1]
+    key = digest_json(
+        {
+            "engines": dict(engines.fleet.keys),
+            "of": sorted(distinct),
+            "shape": [batch, length],
+            "repeats": rounds,
+        }
+    )
     kept = bench.cache.get("schedules", key)
     if kept is None:
         found = measure_schedules(
             dict(sorted(distinct.items())),
             engines.fleet.engines,
-            model=engines.folder.model,
+            batch,
+            length,
+            engines.folder.model,
+            repeats=rounds,
             seed=bench.config.seed,
-            **arguments,
         )
         kept = {name: [each.median, each.low, each.high] for name, each in found.items()}
         bench.cache.put("schedules", key, kept)
@@ -119,12 +128,10 @@ def judge(contest: Contest, candidate: Candidate, choices: Mapping[str, Choice])
     verdicts = []
     for name, choice in choices.items():
         jobs = groups[name]
-        right_full = _pooled(contest, engines, jobs, None)[0]
         rows = []
         for each in lists[name]:
             right, same = _pooled(contest, engines, jobs, each.schedule)
             took = None if timed is None else timed[f"{name}/{each.label}"]
-            graded = all(job.workload.grade is not None for job in jobs)
             passes = passes_by_window(jobs[0].sampler, each.schedule.windows)
             bits = [engines.folder.precisions[p].bits for p in each.schedule.precisions]
             rows.append(
@@ -133,38 +140,36 @@ def judge(contest: Contest, candidate: Candidate, choices: Mapping[str, Choice])
                     schedule=each.schedule,
                     mean_bits=weighted_mean(bits, passes),
                     ms=None if took is None else (took.median, took.low, took.high),
-                    accuracy=_share(right) if graded else None,
+                    accuracy=None if right is None else _share(right),
                     agreement=_share(same),
                     n=len(same),
                 )
             )
-        own = _pooled(contest, engines, jobs, choice.schedule)[0]
-        lost = paired_interval(
-            right_full.astype(np.float64), own.astype(np.float64), seed=bench.config.seed
-        )
+        losses = [contest.loss(engines, job, job.test, choice.schedule) for job in jobs]
+        worst = max(losses, key=lambda loss: loss.high)
         verdicts.append(
             Verdict(
                 task=name,
                 shipped=rows[0],
                 others=tuple(rows[1:]),
                 reason=choice.reason,
-                loss=(100.0 * lost.mean, 100.0 * lost.low, 100.0 * lost.high),
+                loss=(worst.mean, worst.low, worst.high),
             )
         )
     return verdicts
 
 
 def _pooled(
-    contest: Contest, engines: Engines, jobs: Sequence[Job], schedule: Schedule | None
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return (right, same as full precision) of all jobs' test prompts; None: full precision."""
+    contest: Contest, engines: Engines, jobs: Sequence[Job], schedule: Schedule
+) -> tuple[NDArray[np.bool_] | None, NDArray[np.bool_]]:
+    """Return (right, same as full precision) of all jobs' test prompts; right None if ungraded."""
     right, same = [], []
     for job in jobs:
-        full = contest.full_answers(job, job.test)
-        own = full if schedule is None else contest.answers(engines, job, job.test, schedule)
-        right.append(contest.right(job, job.test, own))
-        same.append(same_answers(own.ids, full.ids))
-    return np.concatenate(right), np.concatenate(same)
+        own = contest.answers(engines, job, job.test, schedule)
+        right.append(graded(job.workload, job.test, own.ids, contest.bench.tokenizer.decode))
+        same.append(same_answers(own.ids, contest.full_answers(job, job.test).ids))
+    known = [each for each in right if each is not None]
+    return (np.concatenate(known) if len(known) == len(jobs) else None), np.concatenate(same)
 
 
 def _share(hits: NDArray[np.bool_]) -> tuple[float, float, float]:

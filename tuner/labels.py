@@ -46,6 +46,16 @@ class Table:
         """Whether a window's cost depends on its neighbour's choice."""
         return self.switch_ms > 0 or self.switch_gain > 0
 
+    def sums(self, choices: Indices) -> tuple[Reals, Reals, Reals]:
+        """Return (bits, ms, gain), each [F], of schedules [F, W]."""
+        rows = np.arange(choices.shape[1])
+        switches = np.count_nonzero(choices[:, 1:] != choices[:, :-1], axis=1)
+        return (
+            self.bits[rows, choices].sum(axis=1),
+            self.ms[rows, choices].sum(axis=1) + self.switch_ms * switches,
+            self.gain[rows, choices].sum(axis=1) - self.switch_gain * switches,
+        )
+
     def totals(self, choice: Indices) -> tuple[float, float, float]:
         """Return (bits, ms, gain) of a schedule [W]."""
         rows = np.arange(len(choice))
@@ -118,6 +128,10 @@ def undominated(
         first = np.ones(len(order), bool)
         first[1:] = (x[1:] != x[:-1]) | (np.diff(bits_key[order]) != 0)
         order, x, y, group = order[first], x[first], y[first], group[first]
+        if (x == x[:1]).all() or (bits_key == bits_key[:1]).all():  # one cost alone: no blocks
+            rises = np.ones(len(y), bool)
+            rises[1:] = y[1:] > np.maximum.accumulate(y)[:-1] + TIE
+            return order[rises]
     shift = np.rint(switch_ms * _GRID)
     stairs = [_Stairs() for _ in range(groups)]
     pooled = _Stairs()

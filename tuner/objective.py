@@ -248,12 +248,15 @@ def choose(
             f"{options[index].name}: none is within {max_loss:g} points of full precision; this "
             f"one loses least, {options[index].worst_loss:.2f} points",
         )
-    pool, why = within, f"of those within {max_loss:g} points of full precision"
+    pool, top, why = within, -1, f"of those within {max_loss:g} points of full precision"
     if objective == "quality":
         top = min(within, key=lambda i: (_mean_loss(options[i]), _rank(options, i, False)))
         pool = [i for i in within if i == top or _alike(options[i], options[top], seed, resamples)]
         why = f"of those whose quality cannot be told from {options[top].name}"
     index = _cheapest(options, pool, objective == "memory", same_cost)
+    if objective == "quality" and index == top:
+        why = f"that loses least, within {max_loss:g} points of full precision"
+        return Chosen(index, True, f"{options[index].name}: the one {why}")
     kind = "smallest" if objective == "memory" else "fastest"
     return Chosen(index, True, f"{options[index].name}: the {kind} {why}")
 

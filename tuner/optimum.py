@@ -31,7 +31,7 @@ _LOOKS = ((1 / 8, 200), (1 / 3, 200), (1.0, 200), (1.0, 100_000))
 # Fewer labels than this are carried without comparing them.
 _FEW_LABELS = 48
 # Pairs of prices by which labels are bounded, as multiples of the best pair.
-_SPREAD = tuple((a, b) for a in (1.0, 0.95, 1.05) for b in (1.0, 0.95, 1.05))
+_SPREAD = tuple((a, b) for a in (1.0, 0.93, 1.07) for b in (1.0, 0.93, 1.07))
 # The parent of a label that leaves the schedule to avoid.
 _PREFIX = -2
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from engines.build import Cache
 from engines.bundle import Bundle, check_output, is_bundle, read_bundle
 from engines.errors import BudgetError
 from engines.files import digest_file
-from engines.manifest import DEFAULT_TASK
 from engines.schedule import SamplerConfig, Schedule
 from exporter.folder import EXPORT
 from tuner.choice import Choice
@@ -272,7 +271,7 @@ def _overshoot(contest: Contest, candidate: Candidate, choices: Mapping[str, Cho
 
 
 def _tune_of(output: Path) -> Mapping[str, Any]:
-    """Return what the bundle at the output says of the tune that made it; {} where there is none."""
+    """Return what the bundle at the output says of the tune that made it; {} without one."""
     if not is_bundle(output):
         return {}
     try:
@@ -299,12 +298,11 @@ def _summary(
         "digest": bundle.digest,
         "degraded": manifest.degraded,
         "schedules": {
-            name: {target: list(tuned.schedule.precisions) for target, tuned in task.targets.items()}
+            name: {
+                target: list(tuned.schedule.precisions) for target, tuned in task.targets.items()
+            }
             for name, task in manifest.tasks.items()
         },
         "tasks": {verdict.task: verdict_json(verdict) for verdict in verdicts or ()},
         **facts,
     }
-
-
-__all__ = ["DEFAULT_TASK", "Outcome", "asdict", "best_trial", "tune"]

@@ -258,16 +258,12 @@ class Problem:
 
     def _measure(self, choices: Choices) -> tuple[Reals, Reals, Reals]:
         """Return (bits, ms, gain), each [F], of schedules [F, W]; ms infinite if not known."""
-        rows = np.arange(choices.shape[1])
-        switches = np.count_nonzero(choices[:, 1:] != choices[:, :-1], axis=1)
-        ms = self.ms[rows, choices].sum(axis=1) + self.costs.switch_ms * switches
         if np.isnan(self.ms).all():
-            ms = np.zeros(len(choices))
-        return (
-            self.bits[rows, choices].sum(axis=1),
-            np.where(np.isnan(ms), np.inf, ms),
-            self.gain[rows, choices].sum(axis=1),
-        )
+            table = Table(self.gain, self.bits, np.zeros(self.ms.shape))
+        else:
+            ms = np.where(np.isnan(self.ms), np.inf, self.ms)
+            table = Table(self.gain, self.bits, ms, self.costs.switch_ms)
+        return table.sums(choices)
 
 
 def _switches(indices: Sequence[int]) -> int:

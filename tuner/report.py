@@ -45,7 +45,8 @@ class Verdict:
         others: Full precision, each uniform schedule, the best uniform one within the budget, and
             the same bits permuted.
         reason: In a sentence.
-        loss: (points, low, high) lost against full precision on test prompts, 95 %.
+        loss: (points, low, high) lost against full precision on test prompts, 95 %; of `default`
+            the worst task's.
         notes: Further plain facts for the manifest.
     """
 

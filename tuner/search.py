@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import optuna
+from optuna.storages.journal import JournalFileBackend
 
 from tuner.space import Candidate, Knob, default_candidate
 from tuner.trials import TrialLog, TrialResult
@@ -40,7 +41,7 @@ def open_study(folder: Path, storage: str | None) -> optuna.Study:
     if storage is None:
         file = folder / "study.journal"
         file.unlink(missing_ok=True)
-        journal = optuna.storages.journal.JournalFileBackend(str(file))
+        journal = JournalFileBackend(str(file))
         where = optuna.storages.JournalStorage(journal)
     else:
         where = storage

@@ -14,26 +14,26 @@ The 1 is the direct damage: without it the last window would count for nothing. 
 means over prompts, K's and I's taken apart, as T2Quant does; K adds up over steps by the chain
 rule for a sampler that draws.
 
-What it costs: a generation's passes for each precision other than full, for K; and two forward
-passes for each window but the last, for I.  `Measured.passes` counts them.  The functions that
-call an engine are `divergence` and `influence`; all others are pure.
+What it costs in forward passes of rows: a generation's for each precision other than full, for K;
+and two for each window but the last, for I.  `TaskSensitivity.rows` counts them.  What is pure of
+this stands in `gain`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engines.backend import Backend, Floats, Ids, Mask
 from engines.errors import BackendError
 from engines.model import ModelInfo
 from engines.schedule import window_of
 from engines.trace import Trace
-
-Reals = NDArray[np.float64]
+from tuner.costs import Reals
+from tuner.gain import kl_divergence, log_softmax, summarize
 
 # Rows put before an engine at once.
 BATCH = 64
@@ -41,10 +41,10 @@ BATCH = 64
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Values by prompt, and the forward passes of single rows that they took."""
+    """Values by prompt and window [N, W], and the forward passes of single rows they took."""
 
     values: Reals
-    passes: int
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,34 +60,32 @@ class _State:
     total: int
 
 
-def divergence(
+def divergence(traces: Sequence[Trace], engine: Backend, batch: int = BATCH) -> float:
+    """Return the K of a whole answer, mean over the prompts, nats; as `window_divergence`."""
+    return float(window_divergence(traces, engine, 1, batch).values.sum(axis=1).mean())
+
+
+def window_divergence(
     traces: Sequence[Trace],
-    engines: Mapping[str, Backend],
-    full: str,
+    engine: Backend,
     windows: int,
-    model: ModelInfo,
     batch: int = BATCH,
     advance: Callable[[int], None] = lambda rows: None,
 ) -> Measured:
-    """Return K of each prompt, window and precision [N, W, P], nats, in the order of `engines`.
+    """Return K of each prompt and window [N, W], nats.
 
     Args:
         traces: Of full precision [N].
-        engines: By name of the precision; `full` among them or not.
-        full: The name of the precision that made the traces: its K is 0, and it is not run.
+        engine: Put in front of the traces' states, through its trace tail.
         windows: W.
-        model: Its eos_id pads.
-        batch: Rows put before an engine at once; bounds memory.
+        batch: Rows put before it at once; bounds memory.
         advance: Told of the rows of each batch done.
 
     Raises:
         BackendError: Logits are NaN or infinite; names engine, window, step and prompt.
-        ValueError: No traces, no engines, or fewer than 1 window.
+        ValueError: No traces, or fewer than 1 window or row.
     """
-    if not traces or not engines or windows < 1:
-        raise ValueError(
-            f"need traces, engines and windows >= 1, got {len(traces)}, {len(engines)}, {windows}"
-        )
+    _check(traces, windows, batch)
     states = [
         _State(
             index,
@@ -103,32 +101,26 @@ def divergence(
     ]
     # Of like length together: the less padding, the less is computed for nobody.
     states.sort(key=lambda state: (state.window, len(state.ids), len(state.asked)))
-    values = np.zeros((len(traces), windows, len(engines)))
-    passes = 0
-    for column, (name, engine) in enumerate(engines.items()):
-        if name == full:
-            continue
-        for state, logits in _run(states, engine, traces, model, batch, advance):
-            log_p = traces[state.trace].steps[state.step].log_p
-            values[state.trace, state.window, column] += kl_divergence(log_p, logits).sum()
-        passes += len(states)
-    return Measured(values, passes)
+    values = np.zeros((len(traces), windows))
+    for state, logits in _run(states, engine, traces, batch, advance):
+        log_p = traces[state.trace].steps[state.step].log_p
+        values[state.trace, state.window] += kl_divergence(log_p, logits).sum()
+    return Measured(values, len(states))
 
 
 def influence(
     traces: Sequence[Trace],
     full: Backend,
     windows: int,
-    model: ModelInfo,
+    mask_id: int,
     batch: int = BATCH,
     advance: Callable[[int], None] = lambda rows: None,
 ) -> Measured:
-    """Return I of each prompt and window [N, W], at least 1; arguments as `divergence`.
+    """Return I of each prompt and window [N, W], at least 1; arguments as `window_divergence`.
 
     A window in which a trace commits nothing, or after which nothing is masked, has I = 1.
     """
-    if not traces or windows < 1:
-        raise ValueError(f"need traces and windows >= 1, got {len(traces)}, {windows}")
+    _check(traces, windows, batch)
     twins: list[tuple[_State, _State, int]] = []  # after a window, the same masked again, commits
     for index, trace in enumerate(traces):
         total = trace.request.sampler.gen_length
@@ -140,9 +132,9 @@ def influence(
                 continue
             then = trace.steps[last + 1]
             changed = np.concatenate([trace.steps[step].positions for step in mine])
-            masked = np.flatnonzero(then.ids == model.mask_id)
+            masked = np.flatnonzero(then.ids == mask_id)
             erased = then.ids.copy()
-            erased[changed] = model.mask_id
+            erased[changed] = mask_id
             after = _State(index, last, window, then.ids, masked, then.committed, total)
             before = then.committed - len(changed)
             again = _State(index, last, window, erased, masked, before, total)
@@ -150,11 +142,18 @@ def influence(
     twins.sort(key=lambda twin: (twin[0].window, len(twin[0].ids), len(twin[0].asked)))
     states = [state for after, again, _ in twins for state in (after, again)]
     values = np.ones((len(traces), windows))
-    answers = _run(states, full, traces, model, 2 * max(1, batch // 2), advance)
+    answers = _run(states, full, traces, 2 * max(1, batch // 2), advance)
     for (state, logits), (_, moved), (*_, commits) in zip(answers, answers, twins, strict=True):
         travelled = kl_divergence(log_softmax(logits), moved).sum()
         values[state.trace, state.window] += travelled / commits
     return Measured(values, len(states))
+
+
+def _check(traces: Sequence[Trace], windows: int, batch: int) -> None:
+    if not traces or windows < 1 or batch < 1:
+        raise ValueError(
+            f"need traces, windows >= 1 and batch >= 1, got {len(traces)}, {windows}, {batch}"
+        )
 
 
 def _window(committed: int, trace: Trace, windows: int) -> int:
@@ -165,7 +164,6 @@ def _run(
     states: Sequence[_State],
     engine: Backend,
     traces: Sequence[Trace],
-    model: ModelInfo,
     batch: int,
     advance: Callable[[int], None],
 ) -> Iterator[tuple[_State, Floats]]:
@@ -178,7 +176,7 @@ def _run(
         window = states[start].window
         rows = [state for state in states[start : start + batch] if state.window == window]
         start += len(rows)
-        logits = engine.logits(*_batch(rows, model))
+        logits = engine.logits(*_batch(rows))
         for state, row in zip(rows, logits, strict=True):
             own = row[: len(state.asked)]
             bad = np.argwhere(~np.isfinite(own))
@@ -195,11 +193,11 @@ def _run(
         advance(len(rows))
 
 
-def _batch(rows: Sequence[_State], model: ModelInfo) -> tuple[Ids, Mask, Ids, Floats]:
-    """Return (ids, mask, positions, progress) of rows, padded on the right."""
+def _batch(rows: Sequence[_State]) -> tuple[Ids, Mask, Ids, Floats]:
+    """Return (ids, mask, positions, progress) of rows; padding is on the right, and masked."""
     length = max(len(row.ids) for row in rows)
     asked = max(len(row.asked) for row in rows)
-    ids = np.full((len(rows), length), model.eos_id, np.int64)
+    ids = np.zeros((len(rows), length), np.int64)
     mask = np.zeros((len(rows), length), np.bool_)
     positions = np.zeros((len(rows), asked), np.int64)
     for index, row in enumerate(rows):
@@ -211,125 +209,111 @@ def _batch(rows: Sequence[_State], model: ModelInfo) -> tuple[Ids, Mask, Ids, Fl
     return ids, mask, positions, progress
 
 
-def log_softmax(logits: NDArray[np.floating]) -> Reals:
-    """Return log probabilities of logits, or of log probabilities, over the last axis."""
-    shifted = logits.astype(np.float64)
-    shifted -= shifted.max(axis=-1, keepdims=True)
-    shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return shifted
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TaskSensitivity:
+    """A task's sensitivity, means over N prompts with their intervals.
 
-
-def kl_divergence(log_p: NDArray[np.floating], logits: NDArray[np.floating]) -> Reals:
-    """Return KL(p || q) of each row [n], nats, at least 0; logits are q's, both [n, V]."""
-    ours, theirs = log_softmax(log_p), log_softmax(logits)
-    out: Reals = np.maximum((np.exp(ours) * (ours - theirs)).sum(axis=-1), 0.0)
-    return out
-
-
-def gain_from(kl: Reals, influence: Reals, bits: Sequence[float], base: int) -> Reals:
-    """Return the gain over the base, monotone in bits [..., W, P], nats; 0 for the base.
-
-    Args:
-        kl: E[K] of each window and precision [..., W, P].
-        influence: E[I] of each window [..., W].
-        bits: Of each precision [P].
-        base: Index of the precision that gains are counted from.
-
-    Raises:
-        ValueError: Shapes do not fit, or base is no index.
+    Attributes:
+        precisions: Names, in the order of the tables [P].
+        base: Name of the precision that gains are counted from.
+        kl: E[K] [W, P].
+        influence: E[I] [W].
+        gain: Over the base, monotone in bits [W, P].
+        kl_low: Lower ends of the intervals; `kl_high` and so on likewise.
+        n_prompts: N.
+        rows: Forward passes of single rows that were spent.
     """
-    if kl.shape[:-1] != influence.shape or kl.shape[-1:] != (len(bits),):
-        raise ValueError(
-            f"need kl [..., W, P], influence [..., W], bits [P], got shapes {kl.shape}, "
-            f"{influence.shape}, {np.shape(bits)}"
-        )
-    if not 0 <= base < len(bits):
-        raise ValueError(f"need 0 <= base < {len(bits)}, got {base}")
-    raw = (kl[..., base : base + 1] - kl) * influence[..., None]
-    fitted = isotonic(raw, bits)
-    return fitted - fitted[..., base : base + 1]
+
+    precisions: tuple[str, ...]
+    base: str
+    kl: Reals
+    kl_low: Reals
+    kl_high: Reals
+    influence: Reals
+    influence_low: Reals
+    influence_high: Reals
+    gain: Reals
+    gain_low: Reals
+    gain_high: Reals
+    n_prompts: int
+    rows: int
+
+    def to_json(self) -> dict[str, object]:
+        """Return what `from_json` reads."""
+        return {
+            each.name: value.tolist() if isinstance(value, np.ndarray) else value
+            for each in fields(self)
+            for value in (getattr(self, each.name),)
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, object]) -> TaskSensitivity:
+        """Return what `to_json` wrote."""
+        known = {each.name: value[each.name] for each in fields(cls)}
+        tables = {
+            name: np.array(entry, np.float64)
+            for name, entry in known.items()
+            if name.startswith(("kl", "influence", "gain"))
+        }
+        names = tuple(cast("list[str]", known["precisions"]))
+        return cls(**(known | tables | {"precisions": names}))  # type: ignore[arg-type]
 
 
-def isotonic(values: Reals, bits: Sequence[float]) -> Reals:
-    """Return the closest values, in least squares, that do not fall with bits [..., P].
-
-    Among precisions of equal bits the values' own order stays.  By the min-max formula: each
-    value is the largest, over where a pool may start, of the smallest mean, over where it may end.
-    """
-    order = np.lexsort((values, np.broadcast_to(np.asarray(bits, np.float64), values.shape)))
-    ordered = np.take_along_axis(values, order, axis=-1)
-    count = values.shape[-1]
-    sums = np.concatenate((np.zeros((*values.shape[:-1], 1)), np.cumsum(ordered, axis=-1)), -1)
-    fitted = np.empty_like(ordered)
-    for index in range(count):
-        pools = []
-        for start in range(index + 1):
-            ends = np.arange(index + 1, count + 1)
-            means = (sums[..., ends] - sums[..., start : start + 1]) / (ends - start)
-            pools.append(means.min(axis=-1))
-        fitted[..., index] = np.max(pools, axis=0)
-    out = np.empty_like(fitted)
-    np.put_along_axis(out, order, fitted, axis=-1)
-    return out
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A table over prompts: its value and the ends of its bootstrap interval, of one shape."""
-
-    value: Reals
-    low: Reals
-    high: Reals
-
-
-def summarize(
-    kl: Reals,
-    influence: Reals,
-    bits: Sequence[float],
-    base: int,
+def sensitivity_of(
+    traces: Sequence[Trace],
+    engines: Mapping[str, Backend],
+    full: Backend,
+    *,
+    windows: int,
+    model: ModelInfo,
     seed: int,
-    confidence: float = 0.95,
-    resamples: int = 1_000,
-) -> tuple[Spread, Spread, Spread]:
-    """Return E[K] [W, P], E[I] [W] and the gain [W, P], with intervals over prompts.
-
-    Prompts are drawn again with their K and I together, and the gain is made from each draw.
+    base: str | None = None,
+    batch: int = BATCH,
+    advance: Callable[[int], None] = lambda rows: None,
+) -> TaskSensitivity:
+    """Return K, I and gains of a task with the engines that will run.
 
     Args:
-        kl: K by prompt [N, W, P].
-        influence: I by prompt [N, W].
-        bits: Of each precision [P].
-        base: Index of the precision that gains are counted from.
+        traces: Of full precision, a prompt each.
+        engines: By name of the precision.  The one named as `full` is not run: its K is 0.
+        full: Made the traces.
+        windows: W.
+        model: Its mask_id stands for what is not decided.
         seed: Of the bootstrap.
-        confidence: Of the intervals.
-        resamples: Of the bootstrap.
+        base: That gains are counted from; None for the one of fewest bits.
+        batch: Rows put before an engine at once; bounds memory.
+        advance: Told of the rows of each batch done.
 
     Raises:
-        ValueError: Shapes do not fit, there are no prompts, or a value is not finite.
+        BackendError: Logits are NaN or infinite; names engine, window, step and prompt.
+        ValueError: No traces or engines, or the base is none of them.
     """
-    if kl.ndim != 3 or not len(kl) or influence.shape != kl.shape[:2]:
-        raise ValueError(
-            f"need kl [N, W, P] and influence [N, W], got shapes {kl.shape}, {influence.shape}"
-        )
-    if not (np.isfinite(kl).all() and np.isfinite(influence).all()):
-        raise ValueError("kl and influence must be finite")
-    count = len(kl)
-    rng = np.random.default_rng(seed)
-    weights = rng.multinomial(count, np.full(count, 1.0 / count), resamples) / count
-    drawn_kl = np.tensordot(weights, kl, 1)
-    drawn_influence = weights @ influence
-    mean_kl, mean_influence = kl.mean(axis=0), influence.mean(axis=0)
-    tail = (1.0 - confidence) / 2.0
-
-    def spread(value: Reals, drawn: Reals) -> Spread:
-        low, high = np.quantile(drawn, (tail, 1.0 - tail), axis=0)
-        return Spread(value, np.minimum(low, value), np.maximum(high, value))
-
-    return (
-        spread(mean_kl, drawn_kl),
-        spread(mean_influence, drawn_influence),
-        spread(
-            gain_from(mean_kl, mean_influence, bits, base),
-            gain_from(drawn_kl, drawn_influence, bits, base),
-        ),
+    names = tuple(engines)
+    if not names or (base is not None and base not in names):
+        raise ValueError(f"the base must be one of the engines, got {base!r} of {names}")
+    bits = [engines[name].precision.bits for name in names]
+    least = names[int(np.argmin(bits))] if base is None else base
+    found = influence(traces, full, windows, model.mask_id, batch, advance)
+    rows = found.rows
+    kl = np.zeros((len(traces), windows, len(names)))
+    for column, name in enumerate(names):
+        if name != full.precision.name:
+            one = window_divergence(traces, engines[name], windows, batch, advance)
+            kl[..., column] = one.values
+            rows += one.rows
+    k, i, gain = summarize(kl, found.values, bits, names.index(least), seed)
+    return TaskSensitivity(
+        precisions=names,
+        base=least,
+        kl=k.value,
+        kl_low=k.low,
+        kl_high=k.high,
+        influence=i.value,
+        influence_low=i.low,
+        influence_high=i.high,
+        gain=gain.value,
+        gain_low=gain.low,
+        gain_high=gain.high,
+        n_prompts=len(traces),
+        rows=rows,
     )

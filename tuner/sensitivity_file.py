@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engines.document import Document
 from engines.errors import InputError
 from engines.precision import Precision
-from tuner.costs import Costs
-
-Reals = NDArray[np.float64]
+from engines.schedule import SamplerConfig
+from tuner.costs import Costs, Reals
+from tuner.sensitivity import TaskSensitivity
 
 FORMAT = "cadenza-sensitivity/1"
 
@@ -102,6 +101,30 @@ class TaskTable:
     gain: Reals
     n_prompts: int
     extra: Mapping[str, object] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        found: TaskSensitivity,
+        sampler: SamplerConfig,
+        passes: Reals,
+        latency_ms: Reals | None = None,
+    ) -> TaskTable:
+        """Return what was found as the file has it, the ends of intervals among `extra`."""
+        content = found.to_json()
+        return cls(
+            steps=sampler.steps,
+            gen_length=sampler.gen_length,
+            block_length=sampler.block_length,
+            sampler=sampler.rule,
+            passes=passes,
+            latency_ms=latency_ms,
+            kl=found.kl,
+            influence=found.influence,
+            gain=found.gain,
+            n_prompts=found.n_prompts,
+            extra={key: content[key] for key in content if key.endswith(("_low", "_high"))},
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -7,10 +7,11 @@ export itself; a knob with one choice is not offered to the search.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+from engines.machine import usable_cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,29 +66,37 @@ class Candidate:
         return asdict(self)
 
 
-def knobs(windows: int, steps: int, blocks: int, static_scales: bool) -> tuple[Knob, ...]:
-    """Return the knobs for an export.
+_SAYS = {
+    "windows": "parts of progress that are scheduled apart",
+    "clip": "share of the largest activation that int8 covers",
+    "keep": "blocks kept in full precision",
+    "scales": "sets of int8 activation scales",
+    "threads": "threads of an engine; 0 for every core",
+    "spinning": "whether idle threads of a pass spin",
+}
+
+
+def knobs(default: Candidate, steps: int, blocks: int, static_scales: bool) -> tuple[Knob, ...]:
+    """Return the knobs of an export; what its precisions cannot use has one choice.
 
     Args:
-        windows: Of the export; the default.
+        default: The export's own recipe with the default options.
         steps: Fewest denoising steps of any task: no more windows than that.
         blocks: Of the denoiser.
         static_scales: Whether a candidate precision is calibrated beforehand (int8).
     """
-    cores = os.cpu_count() or 1
-    other = [count for count in (3, 4, 6, 8, 12) if count <= steps and count != windows]
-    some = static_scales
-    return (
-        Knob("windows", (windows, *other), "parts of progress scheduled apart"),
-        Knob("clip", (1.0, 0.9, 0.8) if some else (1.0,), "share of the largest activation"),
-        Knob(
-            "keep",
-            tuple(sorted({0, *(min(n, blocks - 1) for n in (1, 2))})) if some else (0,),
-            "blocks kept in full precision",
-        ),
-        Knob("scales", ("shared", "window") if some else ("shared",), "sets of int8 scales"),
-        Knob("threads", (0, *sorted({1, max(1, cores // 2)})), "of an engine; 0 for every core"),
-        Knob("spinning", (True, False), "idle threads of a pass spin"),
+    cores = usable_cores()
+    choices: dict[str, tuple[int | float | str | bool, ...]] = {
+        "windows": tuple(count for count in (3, 4, 6, 8, 12) if count <= steps),
+        "clip": (1.0, 0.9, 0.8) if static_scales else (),
+        "keep": tuple(n for n in (0, 1, 2) if n < blocks) if static_scales else (),
+        "scales": ("shared", "window") if static_scales else (),
+        "threads": (0, *sorted({1, max(1, cores // 2)} - {cores})),
+        "spinning": (True, False),
+    }
+    return tuple(
+        Knob(name, (own, *(choice for choice in choices[name] if choice != own)), _SAYS[name])
+        for name, own in default.values().items()
     )
 
 

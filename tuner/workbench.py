@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from calib_data.prompts import Prompt
 from calib_data.workload import Workload, workload_from_spec
@@ -64,6 +63,12 @@ class Workbench:
     def simulated(self) -> bool:
         """Whether the candidates are simulated: bits, but no latency."""
         return self.precisions[0].simulated
+
+    @property
+    def shown_precisions(self) -> tuple[Precision, ...]:
+        """The candidates and full precision: what the closing table may show."""
+        full = self.export.precisions[FULL_PRECISION.name]
+        return tuple(dict.fromkeys((*self.precisions, full)))
 
 
 def prepare(config: TuneConfig, cache: Cache, say: Callable[[str], None]) -> Workbench:
@@ -188,11 +193,3 @@ def _encoded(
             )
         items.append(Item(prompt, ids))
     return tuple(items)
-
-
-def export_files(export: Export, names: Sequence[str]) -> dict[str, Path]:
-    """Return path in the folder to file, for the graphs named and the weights that they read."""
-    paths = {export.graphs[name].file for name in names}
-    for name in names:
-        paths.update(export.graphs[name].weights)
-    return {path: export.folder / path for path in sorted(paths)}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 
+from exporter import graph
 from exporter.checkpoint import save_checkpoint
 from exporter.denoiser import Denoiser, DenoiserConfig
 from exporter.export import ExportConfig, export
@@ -43,6 +47,19 @@ def random_denoiser(config: DenoiserConfig, seed: int = 0) -> Denoiser:
             else:
                 parameter.uniform_(0.5, 1.5)
     return denoiser.eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _each_shape_is_traced_once() -> Iterator[None]:
+    """Keep traced graphs by their sizes: tracing is most of an export's time."""
+    traced = functools.cache(graph._traced)
+
+    def copied(config: DenoiserConfig) -> onnx.ModelProto:
+        return onnx.ModelProto.FromString(traced(config).SerializeToString())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graph, "_traced", copied)
+        yield
 
 
 @pytest.fixture(scope="session")

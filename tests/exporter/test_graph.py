@@ -1,4 +1,4 @@
-"""The graph against the module, for every shape and every kind of checkpoint; and its two tails."""
+"""The graph against the module, for every shape and kind of checkpoint; and its two tails."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ def test_padding_and_batch_mates_do_not_change_a_row(
     ids, mask, positions, progress = states(3, 12, 4)
     together = engine.logits(ids, mask, positions, progress)
     padded = np.where(mask, ids, 17)
-    np.testing.assert_allclose(engine.logits(padded, mask, positions, progress), together, atol=1e-5)
+    np.testing.assert_allclose(
+        engine.logits(padded, mask, positions, progress), together, atol=1e-5
+    )
     for row in range(3):
         n = int(mask[row].sum())
         alone = engine.logits(

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from exporter.weights import Item, floats, is_finite, mapped, read_header, write_family
@@ -39,7 +40,13 @@ def test_an_item_that_is_not_what_it_says_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a: 8 bytes"):
         write_family(tmp_path / "x.safetensors", [wrong])
     with pytest.raises(ValueError, match="two tensors"):
-        write_family(tmp_path / "x.safetensors", [wrong, wrong])
+        write_family(tmp_path / "y.safetensors", [wrong, wrong])
+
+
+def test_a_file_that_is_there_is_never_written_over(tmp_path: Path) -> None:
+    write_family(tmp_path / "x.safetensors", [])
+    with pytest.raises(FileExistsError):
+        write_family(tmp_path / "x.safetensors", [])
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
@@ -51,19 +58,16 @@ def test_every_stored_float_is_read_as_torch_reads_it(kind: torch.dtype, tmp_pat
     assert is_finite(stored)
 
 
-def test_items_make_their_bytes_only_when_they_are_written(tmp_path: Path) -> None:
-    alive: list[str] = []
+def test_items_make_their_bytes_one_after_the_other_and_none_before(tmp_path: Path) -> None:
+    size = 1 << 20
+    file = tmp_path / "x.safetensors"
+    made: list[int] = []
 
-    def make(name: str) -> np.ndarray:
-        alive.append(name)
-        size = (tmp_path / "x.safetensors").stat().st_size if name != "a0" else 0
-        assert name == "a0" or size >= 0
-        return np.zeros(1 << 20, np.uint8)
+    def make() -> NDArray[np.uint8]:
+        made.append(file.stat().st_size // size)
+        return np.zeros(size, np.uint8)
 
-    items = [
-        Item(f"a{i}", "U8", (1 << 20,), lambda i=i: make(f"a{i}"))  # type: ignore[misc]
-        for i in range(4)
-    ]
-    assert alive == []
-    write_family(tmp_path / "x.safetensors", items)
-    assert alive == ["a0", "a1", "a2", "a3"]
+    items = [Item(f"a{number}", "U8", (size,), make) for number in range(4)]
+    assert made == []
+    write_family(file, items)
+    assert made == [0, 1, 2, 3]

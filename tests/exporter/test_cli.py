@@ -1,0 +1,98 @@
+"""`cadenza export`: arguments, exit codes, and what goes to which stream."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from exporter.cli import main
+from exporter.folder import Export, read_export
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, str]:
+    code = main(["export", *map(str, argv)])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def same(exported: Export, checkpoint: Path) -> list[object]:
+    """Return the arguments that made the shared export."""
+    precisions = ("--precision", "int8,w4a4", "--precision", "w8a8", "--precision", "w16a16")
+    tasks = ("--task", "edit", "--task", "close", "--prompts-per-task", 3)
+    return [checkpoint, "-o", exported.folder, *precisions, "--windows", 3, *tasks]
+
+
+def test_help_gives_examples_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    assert (
+        "cadenza export MODEL -o EXPORT --task mine=prompts.jsonl --task-set mine.steps=16" in out
+    )
+    assert "default: 6" in out
+
+
+def test_the_arguments_are_the_config_and_json_is_alone_on_stdout(
+    exported: Export, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, *same(exported, checkpoint), "--json")
+    assert code == 0
+    assert "nothing was changed" in err
+    assert json.loads(out)["precisions"] == ["fp32", "int8", "w4a4", "w8a8", "w16a16"]
+
+
+def test_progress_goes_to_stderr_and_the_end_says_what_is_next(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out_folder = tmp_path / "EXPORT"
+    settings = ("--task-set", "edit.steps=6", "--shape", "batch=1:2:4,prompt=1:8:20")
+    code, out, err = run(
+        capsys, checkpoint, "-o", out_folder, "--precision", "fp32", "--task", "edit", *settings,
+        "--prompts-per-task", 1, "--copy",
+    )  # fmt: skip
+    assert code == 0
+    assert "calibrated on 1/1 prompts" in err
+    assert "as asked" in err
+    assert out.endswith(f"next: cadenza tune {out_folder} -o BUNDLE\n")
+    made = read_export(out_folder)
+    assert made.tasks["edit"].sampler.steps == made.sampler.steps == 6
+    assert made.shape.prompt == (1, 8, 20)
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (("--precision", "int9"), "unknown precision 'int9'"),
+        (("--windows", "0"), "windows >= 1"),
+        (("--windows", "99"), "use fewer --windows"),
+        (("--task-set", "edit.speed=3"), "--task-set is NAME.KEY=N"),
+        (("--task-set", "edit.steps=x"), "--task-set is NAME.KEY=N"),
+        (("--shape", "batch=1"), "--shape is batch=MIN:OPT:MAX"),
+        (("--shape", "batch=4:2:1,prompt=1:2:3"), "1 <= min <= opt <= max"),
+        (("--shape", "batch=1:2:4,prompt=1:2:60"), "more than the model's 64"),
+        (("--target", "tpu"), "target must be one of cpu, cuda"),
+        (("--target", "cpu", "--target", "cuda"), "one --target an export"),
+        (("--quantizer", "gptq"), "quantizer must be 'rtn'"),
+        (("--steps", "7", "--block-length", "12"), "steps must be a multiple"),
+        (("--frobnicate",), "unrecognized arguments"),
+    ],
+)
+def test_an_argument_at_fault_exits_2_with_one_line_and_writes_nothing(
+    argv: tuple[str, ...],
+    says: str,
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, out, err = run(capsys, checkpoint, "-o", tmp_path / "EXPORT", *argv)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_checkpoint_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, tmp_path / "none", "-o", tmp_path / "EXPORT")
+    assert code == 2
+    assert "there is no checkpoint folder" in err

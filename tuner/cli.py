@@ -1,0 +1,211 @@
+"""`cadenza tune` and `cadenza eval`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from engines.build import open_cache
+from engines.errors import DegradedError, InputError
+from engines.terminal import emit, emit_json, run_command
+from tuner.config import MODES, OBJECTIVES, TuneConfig
+
+_TUNE_EXAMPLES = """\
+examples:
+  cadenza tune EXPORT -o BUNDLE                      the fastest within 1 point of full precision
+  cadenza tune EXPORT -o BUNDLE --latency-ms 80%     the best within 80 % of full precision's time
+  cadenza tune EXPORT -o BUNDLE --mean-bits 4 --precision w4a3 --precision w4a4 --precision w4a8
+  cadenza tune EXPORT -o BUNDLE --mode quick --cache CACHE --json
+
+The same command again resumes, or says that it has finished.  Work lies in BUNDLE.tune; engines,
+measurements and answers in the cache (--cache, else $CADENZA_CACHE_DIR, else the user's).
+Latency is of a whole sequence, for the batch and prompt length that the export declares as best.
+"""
+
+_EVAL_EXAMPLES = """\
+examples:
+  cadenza eval BUNDLE                     every task of the bundle, on its test prompts
+  cadenza eval BUNDLE --task edit --limit 200 --json
+  cadenza eval BUNDLE --task edit=prompts.jsonl
+
+Accuracy has Wilson's 95 % interval.  Agreement is with full precision: on all prompts where the
+bundle holds a full-precision engine, else on the prompts whose full-precision answers it holds.
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `argv`, the command's name and its arguments, and return the exit code."""
+    commands: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[..., int]]] = {
+        "tune": (_tune_parser, _tune),
+        "eval": (_eval_parser, _eval),
+    }
+    if not argv or argv[0] not in commands:
+        raise ValueError(f"the command is one of {', '.join(commands)}, got {list(argv)}")
+    parser, body = commands[argv[0]]
+    return run_command(parser(), body, argv[1:])
+
+
+def _tune_parser() -> argparse.ArgumentParser:
+    defaults = TuneConfig(export=Path(), output=Path())
+    parser = argparse.ArgumentParser(
+        prog="cadenza tune",
+        description="Choose the engine of each denoising window, for each task, and write a "
+        "bundle.",
+        epilog=_TUNE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("export", metavar="EXPORT", type=Path, help="the folder that cadenza export wrote")
+    add("-o", "--output", metavar="BUNDLE", type=Path, required=True, help="the bundle to write")
+    add("--target", metavar="T", default=defaults.target, help="(default: %(default)s)")
+    add(
+        "--precision",
+        action="append",
+        metavar="P",
+        help="a candidate; repeat (default: every executed one of the export)",
+    )
+    add("--mean-bits", type=float, metavar="B", help="most activation bits, mean over the passes")
+    add(
+        "--latency-ms",
+        metavar="L",
+        help="most milliseconds a sequence, or a percentage of full precision's, such as 80%%",
+    )
+    add("--memory-mib", type=float, metavar="M", help="most MiB of weights and activations")
+    add(
+        "--max-loss",
+        type=float,
+        metavar="POINTS",
+        default=defaults.max_loss,
+        help="points that a task may lose against full precision (default: %(default)s)",
+    )
+    add(
+        "--objective",
+        choices=OBJECTIVES,
+        help="what to look for (default: quality under a budget, else latency)",
+    )
+    add(
+        "--task",
+        action="append",
+        metavar="T[=FILE.jsonl]",
+        help="a task; repeat (default: those of the export)",
+    )
+    add("--strategy", choices=("tpe", "random"), default=defaults.strategy, help="of the search")
+    add("--trials", type=int, metavar="N", help="candidates to try (default: by --mode)")
+    add("--timeout", type=float, metavar="S", help="seconds after which no trial starts")
+    add("--seed", type=int, metavar="N", default=defaults.seed, help="(default: %(default)s)")
+    add("--storage", metavar="URL", help="database of the study (default: a file in BUNDLE.tune)")
+    add(
+        "--mode",
+        choices=tuple(MODES),
+        default=defaults.mode,
+        help="how much to spend on trials, prompts and repeats (default: %(default)s)",
+    )
+    add("--cache", metavar="DIR", type=Path, help="folder of engines and measurements")
+    add("--strict", action="store_true", help="exit 4 when the quality asked for is not shown")
+    add("--force", action="store_true", help="replace what another command left at the output")
+    add("--json", action="store_true", help="print the result as JSON on stdout")
+    return parser
+
+
+def _tune(args: argparse.Namespace) -> int:
+    from tuner.pipeline import tune
+
+    latency_ms, latency_share = _latency(args.latency_ms)
+    try:
+        config = TuneConfig(
+            export=args.export,
+            output=args.output,
+            target=args.target,
+            precisions=tuple(args.precision or ()),
+            mean_bits=args.mean_bits,
+            latency_ms=latency_ms,
+            latency_share=latency_share,
+            memory_mib=args.memory_mib,
+            max_loss=args.max_loss,
+            objective=args.objective,
+            tasks=tuple(args.task or ()),
+            mode=args.mode,
+            trials=args.trials,
+            strategy=args.strategy,
+            timeout_s=args.timeout,
+            seed=args.seed,
+            storage=args.storage,
+        )
+    except ValueError as error:
+        raise InputError(f"{error}; see cadenza tune --help") from error
+    outcome = tune(config, open_cache(args.cache, os.environ), _say, args.force)
+    if args.json:
+        emit_json(outcome.summary)
+    elif outcome.table:
+        emit(outcome.table)
+        emit(f"\n{outcome.bundle.folder}: digest {outcome.bundle.digest}")
+    if outcome.interrupted:
+        return 130
+    if outcome.degraded:
+        said = (
+            f"degraded: a loss of {config.max_loss:g} points or fewer was not shown on test "
+            f"prompts for every task; tune with more prompts (--mode), or allow more --max-loss"
+        )
+        if args.strict:
+            raise DegradedError(said)
+        _say(said)
+    return 0
+
+
+def _latency(given: str | None) -> tuple[float | None, float | None]:
+    """Return (milliseconds, share of full precision) of `--latency-ms`; one is None."""
+    if given is None:
+        return None, None
+    number, share = given.removesuffix("%"), given.endswith("%")
+    try:
+        value = float(number)
+    except ValueError as error:
+        raise InputError(
+            f"--latency-ms takes milliseconds or a percentage, got {given!r}; "
+            f"for instance 12.5 or 80%"
+        ) from error
+    return (None, value / 100.0) if share else (value, None)
+
+
+def _eval_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cadenza eval",
+        description="Measure a bundle's answers on test prompts that nothing was tuned on.",
+        epilog=_EVAL_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("bundle", metavar="BUNDLE", type=Path, help="the folder that cadenza tune wrote")
+    add(
+        "--task",
+        action="append",
+        metavar="T[=FILE.jsonl]",
+        help="a task; repeat (default: every built-in task of the bundle)",
+    )
+    add("--target", metavar="T", default="cpu", help="(default: %(default)s)")
+    add("--limit", type=int, metavar="N", default=1000, help="most prompts (default: %(default)s)")
+    add("--seed", type=int, metavar="N", default=0, help="of the prompts (default: %(default)s)")
+    add("--json", action="store_true", help="print the result as JSON on stdout")
+    return parser
+
+
+def _eval(args: argparse.Namespace) -> int:
+    from tuner.held_out import evaluate_bundle, held_out_table
+
+    if args.limit < 1:
+        raise InputError(f"--limit >= 1 must hold, got {args.limit}")
+    found = evaluate_bundle(args.bundle, args.task or (), args.target, args.limit, args.seed)
+    if args.json:
+        emit_json({"bundle": str(args.bundle), "tasks": found})
+    else:
+        emit(held_out_table(found))
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
