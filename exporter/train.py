@@ -53,11 +53,13 @@ class TrainConfig:
         seed: Of the weights, the prompts and the masks.
         steps: Optimizer steps; the learning rate falls linearly over the last `decay` of them.
         batch: Sequences a step.
-        mixture: Relative share of each task.
+        mixture: Relative share of each task at first.
+        late: Step from which `late_mixture` holds: the easy tasks are learnt by then.
+        late_mixture: Relative share of each task from there on.
     """
 
     seed: int = 7
-    steps: int = 9000
+    steps: int = 10000
     batch: int = 128
     muon_lr: float = 0.01
     adam_lr: float = 3e-3
@@ -69,6 +71,14 @@ class TrainConfig:
         ("rename", 0.25),
         ("chain", 0.25),
         ("most", 0.15),
+        ("close", 0.25),
+    )
+    late: int = 4400
+    late_mixture: tuple[tuple[str, float], ...] = (
+        ("edit", 0.05),
+        ("rename", 0.25),
+        ("chain", 0.40),
+        ("most", 0.05),
         ("close", 0.25),
     )
 
@@ -123,7 +133,8 @@ def draw_batch(config: TrainConfig, step: int) -> Batch:
     """
     rng = random.Random(f"{config.seed}/{step}")
     ids_of = {token: index for index, token in enumerate(vocabulary())}
-    names, weights = zip(*config.mixture, strict=True)
+    mixture = config.mixture if step < config.late else config.late_mixture
+    names, weights = zip(*mixture, strict=True)
     length = PROMPT_LENGTH + GEN_LENGTH
     ids = torch.full((config.batch, length), ids_of[END])
     mask = torch.zeros((config.batch, length), dtype=torch.bool)

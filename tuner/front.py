@@ -95,21 +95,21 @@ def scanned_front(table: Table, axis: str, steps: int) -> Choices:
         return every[thinned([sums[side]], sums[2], steps)]
     allowed = table.gain > -np.inf
     frugal = replace(table, gain=np.where(allowed, -cost, -np.inf), switch_gain=table.switch_ms)
-    cheapest, found = best(frugal), best(table)
+    cheapest, found = best(frugal).choice, best(table).choice
     if cheapest is None or found is None:
         return np.zeros((0, len(table.gain)), np.intp)
-    rows = [found.choice]
-    low = table.totals(cheapest.choice)[side]
-    spent = high = table.totals(found.choice)[side]
+    rows = [found]
+    low = table.totals(cheapest)[side]
+    spent = high = table.totals(found)[side]
     while found is not None and spent > low:
         # What is best under a bound is best under all lower ones, down to what it spends.
         step = int(np.ceil((spent - low) / (high - low) * steps * (1 - 1e-12))) - 1
         bound = low + (high - low) * step / steps
         caps = (bound * (1 + 1e-12), np.inf) if axis == "bits" else (np.inf, bound * (1 + 1e-12))
-        found = best(table, *caps, hints=rows[-1:])
+        found = best(table, *caps, hints=rows[-1:]).choice
         if found is not None:
-            rows.append(found.choice)
-            spent = min(bound, table.totals(found.choice)[side])
+            rows.append(found)
+            spent = min(bound, table.totals(found)[side])
     return np.array(rows, np.intp)
 
 

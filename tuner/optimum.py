@@ -26,8 +26,11 @@ from tuner.labels import TIE, Labels, Table, children, root, undominated
 
 # Looks taken one after the other: the share of the gap between the bound and the best schedule
 # known in which a better one is looked for, and the most labels carried.  Beyond, only the most
-# promising are kept, and `Found.short_of` says what that may cost.
-_LOOKS = ((1 / 8, 200), (1 / 3, 200), (1.0, 200), (1.0, 100_000))
+# promising are kept.
+_LOOKS = ((1 / 8, 200), (1 / 3, 200), (1.0, 200))
+# Labels of all windows in the last look, which proves.  It takes seconds to reach: where gains
+# are all but proportional to costs, and nothing but trying tells one schedule from another.
+_MOST_LABELS = 640_000
 # Fewer labels than this are carried without comparing them.
 _FEW_LABELS = 48
 # Pairs of prices by which labels are bounded, as multiples of the best pair.
@@ -38,9 +41,13 @@ _PREFIX = -2
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A schedule [W], and how much more another could gain at most: 0 when it is proven best."""
+    """A schedule [W], or None where none is wanted and fits; and by how much that may be wrong.
 
-    choice: Indices
+    `short_of` is how much more another could gain than the schedule, or than what was asked for;
+    0 when it is proven, as it is unless the search was cut off.
+    """
+
+    choice: Indices | None
     short_of: float = 0.0
 
 
@@ -51,8 +58,8 @@ def best(
     floor: float = -np.inf,
     avoid: Indices | None = None,
     hints: Iterable[Indices] = (),
-) -> Found | None:
-    """Return the schedule of greatest gain within the bounds, or None.
+) -> Found:
+    """Return the schedule of greatest gain within the bounds.
 
     Args:
         table: What each choice adds.
@@ -62,19 +69,19 @@ def best(
         avoid: A schedule that is not wanted, whatever it gains.
         hints: Schedules that may be good; the closer they are to the best, the less is searched.
 
-    Returns:
-        None when no wanted schedule is within the bounds.
+    Raises:
+        CadenzaError: Without a floor, the search was cut off before it found any schedule.
     """
     unit = _to_unit(table, bits, ms)
     if unit is None:
-        return None
+        return Found(None)
     small, offset, scale = unit
     prices, paths = best_prices(small, hints)
     if avoid is not None:
         paths.append(avoid)
     found, least = _start(small, paths, (floor - offset) / scale, avoid)
     most_possible = prices.bound
-    for hope, most in _LOOKS:
+    for hope, most in (*_LOOKS, (1.0, _MOST_LABELS // len(small.gain))):
         gap = most_possible - least
         if gap <= TIE:
             break
@@ -84,14 +91,12 @@ def best(
             found, least = choice, small.totals(choice)[2]
         most_possible = min(most_possible, max(lost, lowest + TIE if choice is None else least))
     short_of = scale * (most_possible - least) if most_possible > least + 2 * TIE else 0.0
-    if found is not None:
-        return Found(found, short_of)
-    if short_of:
+    if found is None and short_of and floor == -np.inf:
         raise CadenzaError(
-            f"no schedule was found among the {_LOOKS[-1][1]} most promising ones, and none is "
-            f"proven impossible; raise a budget, or name fewer precisions"
+            "no schedule was found among the most promising ones, and none is proven impossible; "
+            "raise a budget, or name fewer precisions"
         )
-    return None
+    return Found(found, short_of)
 
 
 def _start(

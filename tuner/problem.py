@@ -135,11 +135,11 @@ class Problem:
                 avoid=None if bad is None else np.array(bad.indices),
                 hints=[np.array(p.indices) for p in near],
             )
-            if found is not None:
+            short_of = max(short_of, found.short_of)
+            if found.choice is not None:
                 point = self.point(found.choice)
                 if known is None or point.gain > known.gain:
                     known = point
-                short_of = max(short_of, found.short_of)
         return known, short_of
 
     def steadiest(self) -> Point:
@@ -152,7 +152,7 @@ class Problem:
         points = []
         for table, _ in self.tables(self.budget):
             found = best(replace(table, switch_gain=2.0 * range_ or 1.0), bits, ms)
-            if found is not None:
+            if found.choice is not None:
                 points.append(self.point(found.choice))
         return min(points, key=lambda p: (_switches(p.indices), -p.gain))
 
@@ -188,7 +188,7 @@ class Problem:
             switch = 0.0 if name == "mean_bits" else table.switch_ms
             goal = np.where(table.gain > -np.inf, -cost, -np.inf)
             found = best(replace(table, gain=goal, switch_gain=switch), bits, ms)
-            if found is not None:
+            if found.choice is not None:
                 value = getattr(self.point(found.choice), name)
                 spent.append(float(value))
         return min(spent, default=None)
