@@ -94,7 +94,6 @@ class Contest:
     built: BuildLog = field(default_factory=BuildLog)
     tighten: float = 1.0
     _engines: dict[Candidate, Engines] = field(default_factory=dict)
-    _anchors: dict[SamplerConfig, float] = field(default_factory=dict)
 
     def evaluate(self, candidate: Candidate, number: int) -> TrialResult:
         """Return what a candidate comes to; one whose engines fail is out, with the reason.
@@ -180,7 +179,7 @@ class Contest:
         """Return a candidate's latencies, corrected for the machine's drift; None if simulated.
 
         Full precision with the default options runs in the same rounds; by how much it was slower
-        than in the first trial's rounds, everything else is taken to have been.
+        than in the rounds of the default candidate, everything else is taken to have been.
         """
         if self.bench.simulated:
             return None
@@ -213,7 +212,11 @@ class Contest:
                 "switch": switch,
             }
             self.bench.cache.put("latency", key, kept)
-        first = self._anchors.setdefault(sampler, kept["anchor"])
+        first = kept["anchor"]
+        if candidate != self.default:
+            reference = self.timing(self.default, sampler)
+            assert reference is not None, "simulated precisions are not timed"
+            first = reference.anchor_ms
         drift = kept["anchor"] / first
         return Timing(
             by_window={
