@@ -17,6 +17,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 LETTERS = "abcdefghijklmnop"
@@ -43,6 +44,7 @@ class Task:
         draw: Returns a fresh (prompt, right answer) from a seeded generator.
         grade: Whether the generated text answers the prompt.
         scored: Which of the answer's tokens the grader reads.
+        practice: As `draw`, from a wider range that training needs; None where `draw` will do.
         gen_length: Tokens to generate.
         steps: Denoising steps; divides gen_length by a whole number of tokens a step.
         block_length: Tokens a block; the whole answer is one block.
@@ -54,6 +56,7 @@ class Task:
     grade: Callable[[str, str], bool]
     scored: Literal["all", "start", "end"]
     says: str
+    practice: Callable[[random.Random], tuple[str, str]] | None = None
     gen_length: int = GEN_LENGTH
     steps: int = STEPS
     block_length: int = GEN_LENGTH
@@ -136,8 +139,8 @@ def _grade_most(prompt: str, answer: str) -> bool:
     return answer[:1] == max(set(text), key=text.count)
 
 
-def _draw_close(rng: random.Random) -> tuple[str, str]:
-    length = rng.randint(10, 20)
+def _draw_close(rng: random.Random, shortest: int = 18) -> tuple[str, str]:
+    length = rng.randint(shortest, 20)
     open_now: list[str] = []
     text = ""
     for _ in range(length):
@@ -167,6 +170,13 @@ TASKS: dict[str, Task] = {
         Task("rename", _draw_rename, _grade_rename, "all", "name X and Y freely, use the names"),
         Task("chain", _draw_chain, _grade_chain, "end", "running sums modulo 5, last one scored"),
         Task("most", _draw_most, _grade_most, "start", "the most frequent letter, then chatter"),
-        Task("close", _draw_close, _grade_close, "all", "close the open brackets in order"),
+        Task(
+            "close",
+            _draw_close,
+            _grade_close,
+            "all",
+            "close the open brackets in order",
+            practice=partial(_draw_close, shortest=10),
+        ),
     )
 }

@@ -43,6 +43,8 @@ END, MASK = "<eos>", "<mask>"
 PROMPT_LENGTH = 24
 # The chatter of `most` is a random walk: its loss cannot fall, its gradient is noise.
 CHATTER_WEIGHT = 0.05
+# Between two writes of the state.
+SAVE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +145,10 @@ def draw_batch(config: TrainConfig, step: int) -> Batch:
     shares = torch.ones((config.batch, GEN_LENGTH))
     tasks = rng.choices(names, weights, k=config.batch)
     for row, name in enumerate(tasks):
-        prompt, answer = TASKS[name].draw(rng)
+        draw = TASKS[name].practice or TASKS[name].draw
+        prompt, answer = draw(rng)
         while split_of(prompt) != "train":
-            prompt, answer = TASKS[name].draw(rng)
+            prompt, answer = draw(rng)
         word = f"{name}:"
         start = [ids_of[word], *(ids_of[symbol] for symbol in prompt.removeprefix(word))]
         wanted = [ids_of[symbol] for symbol in answer]
@@ -174,6 +177,7 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 
 def train(config: TrainConfig, work: Path, threads: int) -> Denoiser:
     """Train, resuming from `work/state.pt` where there is one, and return the averaged model."""
+    work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(config.seed)
     torch.set_num_threads(threads)
     model = Denoiser(reference_config())
@@ -218,13 +222,13 @@ def train(config: TrainConfig, work: Path, threads: int) -> Denoiser:
         if step % 200 == 199 or step + 1 == config.steps:
             by_task = {
                 name: each.detach()[[task == name for task in batch.tasks]].mean().item()
-                for name in sorted(TASKS)
+                for name in sorted(set(batch.tasks))
             }
             words = " ".join(f"{name} {loss:.3f}" for name, loss in by_task.items())
             pace = (now - said) / 200
             said = now
             print(f"step {step + 1}/{config.steps}  {words}  {pace:.2f} s/step", file=sys.stderr)
-        if now - saved > 60 or step + 1 == config.steps:
+        if now - saved > SAVE_SECONDS or step + 1 == config.steps:
             saved = now
             state = {
                 "model": model.state_dict(),
@@ -251,7 +255,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=defaults.seed)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args(argv)
-    args.work.mkdir(parents=True, exist_ok=True)
     model = train(TrainConfig(seed=args.seed, steps=args.steps), args.work, args.threads)
     save_checkpoint(model, vocabulary(), args.output)
     return 0
