@@ -13,7 +13,7 @@ from exporter import train as training
 from exporter.checkpoint import load_denoiser, save_checkpoint
 from exporter.train import TrainConfig, draw_batch, learning_rate, train, vocabulary
 
-SMALL = TrainConfig(steps=4, batch=6, warmup=1, late=2)
+SMALL = TrainConfig(steps=4, stop=4, batch=6, warmup=1, late=2)
 
 
 def test_a_batch_depends_on_seed_and_step_alone() -> None:
