@@ -224,7 +224,7 @@ def run_command(
     """
     parser.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
     try:
-        args = parser.parse_args(argv)
+        args = parser.parse_intermixed_args(argv)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 2
     try:

@@ -81,6 +81,16 @@ def test_run_prints_the_answer_alone_on_stdout(capsys: Out, bundle_folder: Path)
     assert "tokens in 6 passes, mean bits 24" in err
 
 
+def test_options_may_stand_between_the_bundle_and_the_prompt(
+    capsys: Out, bundle_folder: Path
+) -> None:
+    after = command(capsys, "run", bundle_folder, "abc", "--task", "edit")
+    between = command(capsys, "run", bundle_folder, "--task", "edit", "abc")
+    before = command(capsys, "run", "--task", "edit", bundle_folder, "--", "abc")
+    assert after[0] == between[0] == before[0] == 0
+    assert after[1] == between[1] == before[1]
+
+
 def test_run_lines_hold_what_the_design_lists(
     capsys: Out, bundle_folder: Path, tmp_path: Path
 ) -> None:
