@@ -27,7 +27,7 @@ _SPLIT_OF_DIGEST: tuple[Split, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request: an id that names it for ever, its text, and a right answer where one is known."""
+    """One request: an id that names it for ever, its text, and a right answer if one is known."""
 
     id: str
     prompt: str

@@ -3,7 +3,7 @@
 The names are the contract between the graphs that `exporter` writes and every runtime, in Python
 and later in C++:
 
-    ids        int64 [batch, length]          the canvas: prompt, answer so far, padding on the right
+    ids        int64 [batch, length]          the canvas: prompt, answer so far, padding
     mask       bool  [batch, length]          True where a token is to be attended to
     positions  int64 [batch, asked]           where an answer is wanted, each in [0, length)
     scales     float32 [batch, 1, sites]      statically quantized graphs only: activation scales,

@@ -60,15 +60,15 @@ class OrtOptions:
         threads: Threads of one pass on the CPU; 0 for every core
             that the process may use.
         graph_optimization: "all", "extended" or "basic".
-        spinning: Whether idle threads of a pass spin instead of sleeping; faster on idle cores,
-            slower where cores are shared, also with another engine's threads.
+        spinning: Whether idle threads of a pass spin instead of sleeping: a little faster on idle
+            cores, several times slower where anything else wants them.
         arena: Whether CPU memory is pooled.
     """
 
     provider: str = "cpu"
     threads: int = 0
     graph_optimization: str = "all"
-    spinning: bool = True
+    spinning: bool = False
     arena: bool = True
 
     def __post_init__(self) -> None:

@@ -38,6 +38,7 @@ class Answer:
         bits: Mean activation bits of its passes, as run.
         engine_ms: Wall time of its passes in each window, milliseconds.
         task: Whose schedule it followed.
+        commit_step: The step, from 1, in which each of its tokens was committed.
     """
 
     text: str
@@ -47,6 +48,7 @@ class Answer:
     bits: float
     engine_ms: tuple[float, ...]
     task: str
+    commit_step: tuple[int, ...]
 
 
 class Runtime:
@@ -239,6 +241,7 @@ class Runtime:
             tokens=generation.tokens,
             bits=generation.bits,
             engine_ms=generation.engine_ms,
+            commit_step=generation.commit_step,
             task=task,
         )
 

@@ -1,4 +1,4 @@
-"""Windows of denoising progress, sampler settings, and schedules: which precision each window runs.
+"""Windows of denoising progress, sampler settings, schedules: the precision of each window.
 
 A window is one of W equal parts of the fraction of tokens committed, the same for every task.
 With a fixed number of tokens a step that is a range of steps, uneven ones allowed.  Never an

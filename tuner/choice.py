@@ -54,7 +54,6 @@ class Choice:
         loss: Points lost on tuning prompts, the worst task's.
         reference: The uniform schedule of most bits within the budgets, or None.
         reason: In a sentence.
-        allocated: What the allocation alone would have shipped.
         measured: Schedules that were measured.
     """
 
@@ -66,7 +65,6 @@ class Choice:
     loss: float
     reference: Schedule | None
     reason: str
-    allocated: Schedule
     measured: int
 
 
@@ -160,7 +158,6 @@ def choose_schedule(
         loss=options[chosen.index].worst_loss,
         reference=reference,
         reason=_reason(best, reference, measures, chosen.reason, seed),
-        allocated=own,
         measured=measured,
     )
 

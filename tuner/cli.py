@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from engines.build import open_cache
-from engines.errors import DegradedError, InputError
+from engines.errors import BudgetError, DegradedError, InputError
 from engines.terminal import emit, emit_json, run_command
 from tuner.config import MODES, OBJECTIVES, TuneConfig
 
@@ -137,7 +137,12 @@ def _tune(args: argparse.Namespace) -> int:
         )
     except ValueError as error:
         raise InputError(f"{error}; see cadenza tune --help") from error
-    outcome = tune(config, open_cache(args.cache, os.environ), _say, args.force)
+    try:
+        outcome = tune(config, open_cache(args.cache, os.environ), _say, args.force)
+    except BudgetError as error:
+        if args.json:
+            emit_json({"infeasible": error.nearest})
+        raise
     if args.json:
         emit_json(outcome.summary)
     elif outcome.table:

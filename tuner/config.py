@@ -35,7 +35,7 @@ class Effort:
 
 
 MODES: dict[str, Effort] = {
-    "quick": Effort(3, 48, 96, 256, 9, 4, 2),
+    "quick": Effort(3, 96, 192, 512, 11, 6, 2),
     "default": Effort(12, 256, 256, 1000, 15, 12, 8),
     "extensive": Effort(40, 512, 512, 2000, 25, 30, 16),
 }
@@ -102,6 +102,8 @@ class TuneConfig:
             raise ValueError(f"mode is one of {', '.join(MODES)}, got {self.mode!r}")
         if self.trials is not None and self.trials < 1:
             raise ValueError(f"trials >= 1 must hold, got {self.trials}")
+        if self.seed < 0:
+            raise ValueError(f"seed >= 0 must hold, got {self.seed}")
         if len(set(self.precisions)) != len(self.precisions):
             raise ValueError(f"each precision is named once, got {', '.join(self.precisions)}")
 
@@ -118,10 +120,15 @@ class TuneConfig:
         budgets = (self.mean_bits, self.latency_ms, self.latency_share, self.memory_mib)
         return "latency" if all(budget is None for budget in budgets) else "quality"
 
-    def identity(self, export_digest: str) -> str:
+    def identity(self, export_digest: str, prompts_digest: str) -> str:
         """Return the digest of everything that decides the result: equal means the same command.
 
-        Paths are not part of it, but the export's content is.
+        Paths are not part of it, but the contents of the export and of prompt files are.
         """
-        parts = asdict(self) | {"export": export_digest, "output": None, "cache": None}
+        parts = asdict(self) | {
+            "export": export_digest,
+            "tasks": prompts_digest,
+            "output": None,
+            "cache": None,
+        }
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()

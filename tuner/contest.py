@@ -9,58 +9,30 @@ and the same tune again measures nothing twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engines.backend import Backend
-from engines.build import BuildLog, EngineSpec, digest_json, engine_key
+from engines.build import digest_json
 from engines.errors import BackendError, BudgetError
 from engines.manifest import DEFAULT_TASK
 from engines.measure import measure, measure_switch
-from engines.ort import OrtOptions
 from engines.precision import FULL_PRECISION
-from engines.sampler import Request
 from engines.schedule import SamplerConfig, Schedule, passes_by_window
-from engines.trace import Trace, record
-from exporter.calibrate import read_calibration
-from exporter.folder import CALIBRATION, Export, Recipe, read_export
-from exporter.requantize import requantize
 from tuner.choice import Choice, Measures, Priced, choose_schedule, mixture
 from tuner.costs import Budget, Costs
-from tuner.evaluate import Answers, Fleet, Item, answer, graded, same_answers, token_agreement
+from tuner.evaluate import Answers, Item, answer, graded, same_answers, token_agreement
 from tuner.objective import Interval, loss_in_points
-from tuner.ranking import rank_blocks
 from tuner.sensitivity import TaskSensitivity, sensitivity_of
 from tuner.space import Candidate
 from tuner.trials import TrialResult
 from tuner.workbench import Job, Workbench
+from tuner.workshop import Engines, Workshop
 
 MIB = float(1 << 20)
-
-# Prompts of each task on whose traces the blocks are ranked.
-_RANKING_PROMPTS = 8
-
-
-@dataclass(frozen=True)
-class Engines:
-    """The loaded engines of a candidate.
-
-    Attributes:
-        folder: The export of its recipe.
-        fleet: By the name of the precision; full precision is always there.
-        graphs: Id of each precision's serve graph in the folder.
-        options: How the sessions were made.
-    """
-
-    folder: Export
-    fleet: Fleet
-    graphs: Mapping[str, str]
-    options: OrtOptions
 
 
 @dataclass(frozen=True)
@@ -78,37 +50,37 @@ class Timing:
     switch_ms: float
 
 
-@dataclass
+@dataclass(frozen=True)
 class Contest:
-    """Evaluates candidates on a workbench.
+    """Evaluates candidates.
 
     Attributes:
-        bench: Export, prompts and cache.
-        work: Folder for the graphs of other recipes.
-        built: Counts engines built and reused.
+        shop: Makes and loads the engines.
         tighten: Factor on the latency budget, below 1 where schedules took longer than predicted.
+        advance: Told how many answers are there, as they come.
+        step: Told of each piece of work on a candidate, when it is done.
     """
 
-    bench: Workbench
-    work: Path
-    built: BuildLog = field(default_factory=BuildLog)
+    shop: Workshop
     tighten: float = 1.0
-    _engines: dict[Candidate, Engines] = field(default_factory=dict)
+    advance: Callable[[int], None] = lambda answers: None
+    step: Callable[[str], None] = lambda note: None
+
+    @property
+    def bench(self) -> Workbench:
+        """Export, prompts and cache."""
+        return self.shop.bench
 
     def evaluate(self, candidate: Candidate, number: int) -> TrialResult:
-        """Return what a candidate comes to; one whose engines fail is out, with the reason.
-
-        Raises:
-            BudgetError: No schedule of the default candidate is within the budgets.
-        """
+        """Return what a candidate comes to; one that fails or meets no budget is out, and why."""
         try:
             choices = self.choices(candidate)
         except BackendError as error:
             return TrialResult(number, candidate, 0.0, 100.0, failed=str(error))
         except BudgetError as error:
-            if number == 0:
-                raise
-            return TrialResult(number, candidate, 0.0, 100.0, failed=str(error))
+            return TrialResult(
+                number, candidate, 0.0, 100.0, failed=str(error), nearest=error.nearest
+            )
         own = {name: choice for name, choice in choices.items() if name != DEFAULT_TASK}
         cost = float(np.mean([_cost(choice) for choice in own.values()]))
         loss = max(choice.loss for choice in own.values())
@@ -124,11 +96,12 @@ class Contest:
 
     def choices(self, candidate: Candidate) -> dict[str, Choice]:
         """Return the schedule that each task, and `default`, would ship with a candidate."""
-        bench, engines = self.bench, self.engines(candidate)
+        bench, engines = self.bench, self.shop.engines(candidate)
         tables: dict[str, Priced] = {}
         for name, job in bench.jobs.items():
             found = self.sensitivity(candidate, job)
             timing = self.timing(candidate, job.sampler)
+            self.step(f"{name}: sensitivity and latency")
             tables[name] = Priced(
                 gain=found.gain,
                 costs=self._costs(engines, candidate, job.sampler, timing),
@@ -142,8 +115,9 @@ class Contest:
             budget=tables[first.workload.name].budget,
         )
         groups[DEFAULT_TASK] = dict(bench.jobs)
-        return {
-            name: choose_schedule(
+        choices: dict[str, Choice] = {}
+        for name, table in tables.items():
+            choices[name] = choose_schedule(
                 table,
                 self._measures(engines, groups[name]),
                 bench.config.goal,
@@ -151,29 +125,8 @@ class Contest:
                 bench.effort.refinements,
                 bench.config.seed,
             )
-            for name, table in tables.items()
-        }
-
-    def engines(self, candidate: Candidate) -> Engines:
-        """Return a candidate's engines, built where the cache has none like them."""
-        if candidate not in self._engines:
-            folder = self._folder(candidate)
-            names = {each.name for each in self.bench.precisions} | {FULL_PRECISION.name}
-            options = OrtOptions(
-                provider=self.bench.config.target,
-                threads=candidate.threads,
-                spinning=candidate.spinning,
-            )
-            loaded: dict[str, Backend] = {}
-            keys: dict[str, str] = {}
-            graphs: dict[str, str] = {}
-            for name in sorted(names):
-                graphs[name], spec = engine_spec(folder, name, candidate.scales, options)
-                keys[name] = engine_key(spec)
-                loaded[name] = self.bench.cache.engine(spec, self.built)
-            fleet = Fleet(loaded, keys, folder.model)
-            self._engines[candidate] = Engines(folder, fleet, graphs, options)
-        return self._engines[candidate]
+            self.step(f"{name}: schedule")
+        return choices
 
     def timing(self, candidate: Candidate, sampler: SamplerConfig) -> Timing | None:
         """Return a candidate's latencies, corrected for the machine's drift; None if simulated.
@@ -183,8 +136,8 @@ class Contest:
         """
         if self.bench.simulated:
             return None
-        engines = self.engines(candidate)
-        anchor = self.engines(self.default).fleet
+        engines = self.shop.engines(candidate)
+        anchor = self.shop.engines(self.shop.default).fleet
         shape = self.bench.export.shape
         lanes: dict[str, Backend] = dict(engines.fleet.engines)
         lanes["anchor"] = anchor.engines[FULL_PRECISION.name]
@@ -213,8 +166,8 @@ class Contest:
             }
             self.bench.cache.put("latency", key, kept)
         first = kept["anchor"]
-        if candidate != self.default:
-            reference = self.timing(self.default, sampler)
+        if candidate != self.shop.default:
+            reference = self.timing(self.shop.default, sampler)
             assert reference is not None, "simulated precisions are not timed"
             first = reference.anchor_ms
         drift = kept["anchor"] / first
@@ -228,26 +181,14 @@ class Contest:
             switch_ms=kept["switch"] / drift,
         )
 
-    @property
-    def default(self) -> Candidate:
-        """The export's own recipe with the default options."""
-        return Candidate(
-            windows=self.bench.export.windows,
-            clip=self.bench.export.recipe.clip,
-            keep=0,
-            scales="shared",
-            threads=0,
-            spinning=True,
-        )
-
     def budget(self, sampler: SamplerConfig) -> Budget:
         """Return the budgets of tasks with a sampler; a share is of full precision's latency."""
         config = self.bench.config
         latency = config.latency_ms
         if config.latency_share is not None:
-            timing = self.timing(self.default, sampler)
+            timing = self.timing(self.shop.default, sampler)
             assert timing is not None, "simulated precisions have no latency budget"
-            passes = passes_by_window(sampler, self.default.windows)
+            passes = passes_by_window(sampler, self.shop.default.windows)
             full = timing.by_window[FULL_PRECISION.name]
             latency = config.latency_share * float(np.dot(passes, full))
         if latency is not None:
@@ -256,13 +197,13 @@ class Contest:
 
     def sensitivity(self, candidate: Candidate, job: Job) -> TaskSensitivity:
         """Return K, I and gains of a task with a candidate's engines."""
-        engines = self.engines(candidate)
+        engines = self.shop.engines(candidate)
         names = [precision.name for precision in reversed(self.bench.precisions)]
         key = digest_json(
             {
                 "engines": [engines.fleet.keys[name] for name in names],
                 "names": names,
-                "full": self.engines(self.default).fleet.keys[FULL_PRECISION.name],
+                "full": self.shop.engines(self.shop.default).fleet.keys[FULL_PRECISION.name],
                 "sampler": asdict(job.sampler),
                 "windows": candidate.windows,
                 "prompts": [item.ids for item in job.calibration],
@@ -273,9 +214,9 @@ class Contest:
         if kept is not None:
             return TaskSensitivity.from_json(kept)
         found = sensitivity_of(
-            self._traces[job.workload.name],
+            self.shop.traces[job.workload.name],
             {name: engines.fleet.engines[name] for name in names},
-            self.engines(self.default).fleet.engines[FULL_PRECISION.name],
+            self.shop.engines(self.shop.default).fleet.engines[FULL_PRECISION.name],
             windows=candidate.windows,
             model=engines.folder.model,
             seed=self.bench.config.seed,
@@ -283,52 +224,16 @@ class Contest:
         self.bench.cache.put("sensitivity", key, found.to_json())
         return found
 
-    @cached_property
-    def _traces(self) -> dict[str, list[Trace]]:
-        """Full-precision trajectories of every task's calibration prompts."""
-        fleet = self.engines(self.default).fleet
-        uniform = Schedule.uniform(FULL_PRECISION.name, 1)
-        return {
-            name: record(
-                [
-                    Request(prompt=item.ids, sampler=job.sampler, schedule=uniform, task=name)
-                    for item in job.calibration
-                ],
-                fleet.engines[FULL_PRECISION.name],
-                fleet.model,
-                batch=64,
-            )
-            for name, job in self.bench.jobs.items()
-        }
-
-    @cached_property
-    def _block_ranks(self) -> tuple[int, ...]:
-        """Blocks of the denoiser, the one whose quantization diverges most first."""
-        options = OrtOptions(provider=self.bench.config.target)
-        name = next(each.name for each in self.bench.precisions if each.has_static_scales)
-
-        def engine_of(recipe: Recipe) -> Backend:
-            _, spec = engine_spec(self.recipe_folder(recipe), name, "shared", options)
-            return self.bench.cache.engine(spec, self.built)
-
-        few = [trace for traces in self._traces.values() for trace in traces[:_RANKING_PROMPTS]]
-        return rank_blocks(self.blocks, self.bench.export.recipe, engine_of, few)
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of the denoiser."""
-        return read_calibration(self.bench.export.folder / CALIBRATION).blocks
-
     def answers(
         self, engines: Engines, job: Job, items: tuple[Item, ...], schedule: Schedule
     ) -> Answers:
         """Return the answers of a schedule to items of a task."""
-        return answer(items, job.sampler, schedule, engines.fleet, self.bench.cache)
+        return answer(items, job.sampler, schedule, engines.fleet, self.bench.cache, self.advance)
 
     def full_answers(self, job: Job, items: tuple[Item, ...]) -> Answers:
         """Return full precision's answers, by the default engines."""
-        uniform = Schedule.uniform(FULL_PRECISION.name, self.default.windows)
-        return self.answers(self.engines(self.default), job, items, uniform)
+        uniform = Schedule.uniform(FULL_PRECISION.name, self.shop.default.windows)
+        return self.answers(self.shop.engines(self.shop.default), job, items, uniform)
 
     def _measures(self, engines: Engines, jobs: Mapping[str, Job]) -> Measures:
         def agreement(schedule: Schedule) -> dict[str, NDArray[np.float64]]:
@@ -383,45 +288,6 @@ class Contest:
             simulated=tuple(each.simulated for each in precisions),
         )
 
-    def _folder(self, candidate: Candidate) -> Export:
-        keep = tuple(sorted(self._block_ranks[: candidate.keep])) if candidate.keep else ()
-        recipe = Recipe(windows=candidate.windows, clip=candidate.clip, keep=keep)
-        return self.recipe_folder(recipe)
-
-    def recipe_folder(self, recipe: Recipe) -> Export:
-        """Return the export of a recipe, made beside the others where it is not there."""
-        base = self.bench.export
-        if recipe == base.recipe:
-            return base
-        name = digest_json({"recipe": asdict(recipe), "source": base.request})[:16]
-        return read_export(requantize(base.folder, self.work / "recipes" / name, recipe))
-
-
-def engine_spec(
-    folder: Export, name: str, scales: str, options: OrtOptions
-) -> tuple[str, EngineSpec]:
-    """Return the id of a precision's serve graph, and what its engine is built from.
-
-    Args:
-        folder: Has the graphs.
-        name: Of the precision.
-        scales: "shared": one set of static scales, constants of the graph; "window": one set a
-            window, an input of the graph.
-        options: How the sessions are made.
-    """
-    precision = folder.precisions[name]
-    stem = f"{name}.all" if precision.has_static_scales and scales == "shared" else name
-    graph = folder.graphs[f"{stem}.serve"]
-    return f"{stem}.serve", EngineSpec(
-        serve=folder.path(f"{stem}.serve"),
-        trace=folder.path(f"{stem}.trace"),
-        precision=precision,
-        scales=None if graph.scales is None else np.array(graph.scales, np.float32),
-        options=options,
-        target=options.provider,
-        digests={path: entry.sha256 for path, entry in folder.files.items()},
-    )
-
 
 def _cost(choice: Choice) -> float:
     return choice.mean_bits if choice.latency_ms is None else choice.latency_ms
@@ -434,5 +300,6 @@ def _choice_json(choice: Choice) -> dict[str, object]:
         "latency_ms": choice.latency_ms,
         "gain": choice.gain,
         "loss": choice.loss,
+        "measured": choice.measured,
         "reason": choice.reason,
     }

@@ -91,11 +91,13 @@ def answer(
         schedule: The precision of each window.
         fleet: Has an engine for each precision of the schedule.
         cache: Where answers are kept.
-        advance: Told how many prompts were answered just now.
+        advance: Told how many answers are there, as they come.
     """
     key = _key(items, sampler, schedule, fleet)
     kept = cache.get("answers", key)
-    if kept is None:
+    if kept is not None:
+        advance(len(items))
+    else:
         # Of equal lengths together: the less padding, the less a pass computes for nobody.
         order = sorted(range(len(items)), key=lambda index: len(items[index].ids))
         made: dict[int, Generation] = {}
@@ -104,9 +106,7 @@ def answer(
             requests = [
                 Request(prompt=items[row].ids, sampler=sampler, schedule=schedule) for row in rows
             ]
-            made.update(
-                zip(rows, generate(requests, fleet.engines, fleet.model), strict=True)
-            )
+            made.update(zip(rows, generate(requests, fleet.engines, fleet.model), strict=True))
             advance(len(rows))
         generations = [made[index] for index in range(len(items))]
         kept = {
@@ -123,9 +123,7 @@ def answer(
     )
 
 
-def _key(
-    items: Sequence[Item], sampler: SamplerConfig, schedule: Schedule, fleet: Fleet
-) -> str:
+def _key(items: Sequence[Item], sampler: SamplerConfig, schedule: Schedule, fleet: Fleet) -> str:
     """Return the digest of everything that decides the answers.
 
     A uniform schedule answers alike however many windows it is written with.
@@ -167,23 +165,3 @@ def same_answers(ids: NDArray[np.int64], full: NDArray[np.int64]) -> NDArray[np.
 def token_agreement(ids: NDArray[np.int64], full: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the share of each answer's tokens [N] that equal full precision's, 0 to 1."""
     return np.asarray((ids == full).mean(axis=1))
-
-
-def scored_step(
-    scored: str, commit_step: NDArray[np.int64], ids: NDArray[np.int64], eos_id: int
-) -> float:
-    """Return the median step in which the tokens that the grader reads were committed.
-
-    Args:
-        scored: "all" tokens before the end, the "start" (the first two) or the "end" (the last).
-        commit_step: From 1 [N, G].
-        ids: Answers [N, G].
-        eos_id: Ends an answer.
-    """
-    steps: list[int] = []
-    for row, answered in zip(commit_step, ids, strict=True):
-        ends = np.flatnonzero(answered == eos_id)
-        length = max(int(ends[0]) if ends.size else len(answered), 1)
-        chosen = {"start": row[:2], "end": row[length - 1 : length]}.get(scored, row[:length])
-        steps.extend(int(step) for step in chosen)
-    return float(np.median(steps))

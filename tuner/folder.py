@@ -12,12 +12,14 @@ from pathlib import Path
 
 from engines.errors import InputError
 
-COMMAND = "command.json"
+COMMAND, TRIALS = "command.json", "trials.jsonl"
 
 
 @contextmanager
 def tune_folder(output: Path, identity: str, force: bool) -> Iterator[Path]:
     """Yield the working folder of a bundle, locked for this process.
+
+    What another command left there is refused, unless it had not finished a trial yet.
 
     Args:
         output: The bundle to be.
@@ -25,7 +27,8 @@ def tune_folder(output: Path, identity: str, force: bool) -> Iterator[Path]:
         force: Throw away the work of another command.
 
     Raises:
-        InputError: Another process works there, or the work of another command lies there.
+        InputError: Another process works there, or the work of another command lies there, or
+            what no tune has made.
     """
     folder = output.parent / f"{output.name}.tune"
     try:
@@ -54,15 +57,17 @@ def tune_folder(output: Path, identity: str, force: bool) -> Iterator[Path]:
 
 def _claim(folder: Path, identity: str, force: bool) -> None:
     """Make the folder this command's, or refuse it."""
-    file = folder / COMMAND
-    try:
-        owner = json.loads(file.read_text(encoding="utf-8"))["identity"]
-    except (OSError, ValueError, KeyError, TypeError):
-        owner = None
-    if owner == identity:
+    file, partial = folder / COMMAND, folder / f"{COMMAND}.partial"
+    others = [path for path in folder.iterdir() if path.name != "lock" and path != partial]
+    if others and not file.is_file():
+        raise InputError(
+            f"{str(folder)!r} is not the folder of a tune, so it is left as it is; move it away, "
+            f"or choose another --output"
+        )
+    if file.is_file() and _owner(file) == identity:
         return
-    others = [path for path in folder.iterdir() if path.name != "lock"]
-    if others and not force:
+    log = folder / TRIALS
+    if not force and log.is_file() and log.stat().st_size:
         raise InputError(
             f"{str(folder)!r} holds the work of another command; give --force to throw it away, "
             f"or choose another --output"
@@ -70,8 +75,15 @@ def _claim(folder: Path, identity: str, force: bool) -> None:
     for path in others:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
-        else:
+        elif path != file:
             path.unlink()
-    temporary = folder / f"{COMMAND}.partial"
-    temporary.write_text(json.dumps({"identity": identity}) + "\n", encoding="utf-8")
-    os.replace(temporary, file)
+    partial.write_text(json.dumps({"identity": identity}) + "\n", encoding="utf-8")
+    os.replace(partial, file)
+
+
+def _owner(file: Path) -> object:
+    """Return the identity of the command that a folder belongs to, or None."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))["identity"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from calib_data.workload import Workload, WorkloadError, workload_from_spec
@@ -63,6 +64,7 @@ def evaluate_bundle(
             "mean_bits": sum(answer.bits for answer in answers) / len(answers),
             "passes": sum(answer.passes for answer in answers) / len(answers),
             "tokens": sum(answer.tokens for answer in answers) / len(answers),
+            "scored_step": scored_step(workload.scored, answers),
         }
     return found
 
@@ -78,11 +80,35 @@ def held_out_table(found: Mapping[str, Mapping[str, Any]]) -> str:
             None if each["agreement"] is None else each["agreement"]["n"],
             f"{each['mean_bits']:.2f}",
             f"{each['passes']:.1f}",
+            each["scored_step"],
         ]
         for name, each in found.items()
     ]
-    header = ["task", "prompts", "accuracy %", "agreement %", "of prompts", "bits", "passes"]
+    header = [
+        "task",
+        "prompts",
+        "accuracy %",
+        "agreement %",
+        "of prompts",
+        "bits",
+        "passes",
+        "step",
+    ]
     return table(header, rows)
+
+
+def scored_step(scored: str, answers: Sequence[Answer]) -> float:
+    """Return the median step, from 1, in which the tokens that the grader reads were committed.
+
+    Args:
+        scored: "all" tokens before the end, the first ("start") or the last ("end").
+        answers: At least one.
+    """
+    steps: list[int] = []
+    for answer in answers:
+        own = answer.commit_step[: max(answer.tokens, 1)]
+        steps += {"start": own[:1], "end": own[-1:]}.get(scored, own)
+    return float(median(steps))
 
 
 def _builtin(names: Sequence[str]) -> list[str]:
@@ -127,9 +153,7 @@ def _agreement(
         size = manifest.shape.batch[2]
         for start in range(0, len(texts), size):
             requests = [
-                Request(
-                    prompt=runtime.encode(text), sampler=settings.sampler, schedule=uniform
-                )
+                Request(prompt=runtime.encode(text), sampler=settings.sampler, schedule=uniform)
                 for text in texts[start : start + size]
             ]
             made = generate(requests, {name: full}, manifest.model)

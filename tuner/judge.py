@@ -8,7 +8,7 @@ in the same rounds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +18,15 @@ from engines.manifest import DEFAULT_TASK
 from engines.measure import Interval, measure_schedules
 from engines.precision import FULL_PRECISION
 from engines.schedule import SamplerConfig, Schedule, passes_by_window, weighted_mean
+from engines.terminal import Progress
 from tuner.choice import Choice
-from tuner.contest import Contest, Engines
+from tuner.contest import Contest
 from tuner.evaluate import graded, same_answers
 from tuner.objective import wilson_interval
 from tuner.report import Measured, Verdict
 from tuner.space import Candidate
 from tuner.workbench import Job
+from tuner.workshop import Engines
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def time_schedules(
     bench = contest.bench
     if bench.simulated:
         return None
-    engines, shape = contest.engines(candidate), bench.export.shape
+    engines, shape = contest.shop.engines(candidate), bench.export.shape
     distinct = {
         digest_json([schedule.precisions, asdict(sampler)]): (schedule, sampler)
         for schedule, sampler in schedules.values()
@@ -108,7 +110,7 @@ def time_schedules(
 
 def judge(contest: Contest, candidate: Candidate, choices: Mapping[str, Choice]) -> list[Verdict]:
     """Return the verdict on each task and on `default`, on test prompts."""
-    bench, engines = contest.bench, contest.engines(candidate)
+    bench, engines = contest.bench, contest.shop.engines(candidate)
     names = [precision.name for precision in bench.precisions]
     groups: dict[str, list[Job]] = {name: [job] for name, job in bench.jobs.items()}
     groups[DEFAULT_TASK] = list(bench.jobs.values())
@@ -126,6 +128,9 @@ def judge(contest: Contest, candidate: Candidate, choices: Mapping[str, Choice])
         },
     )
     verdicts = []
+    answers = sum(len(lists[name]) * len(job.test) for name in choices for job in groups[name])
+    progress = Progress(answers, "judging on test prompts, answers")
+    contest = replace(contest, advance=progress.advance)
     for name, choice in choices.items():
         jobs = groups[name]
         rows = []
@@ -145,7 +150,8 @@ def judge(contest: Contest, candidate: Candidate, choices: Mapping[str, Choice])
                     n=len(same),
                 )
             )
-        losses = [contest.loss(engines, job, job.test, choice.schedule) for job in jobs]
+        quiet = replace(contest, advance=lambda answers: None)
+        losses = [quiet.loss(engines, job, job.test, choice.schedule) for job in jobs]
         worst = max(losses, key=lambda loss: loss.high)
         verdicts.append(
             Verdict(
@@ -156,6 +162,7 @@ def judge(contest: Contest, candidate: Candidate, choices: Mapping[str, Choice])
                 loss=(worst.mean, worst.low, worst.high),
             )
         )
+    progress.close()
     return verdicts
 
 
@@ -166,8 +173,9 @@ def _pooled(
     right, same = [], []
     for job in jobs:
         own = contest.answers(engines, job, job.test, schedule)
+        full = replace(contest, advance=lambda answers: None).full_answers(job, job.test)
         right.append(graded(job.workload, job.test, own.ids, contest.bench.tokenizer.decode))
-        same.append(same_answers(own.ids, contest.full_answers(job, job.test).ids))
+        same.append(same_answers(own.ids, full.ids))
     known = [each for each in right if each is not None]
     return (np.concatenate(known) if len(known) == len(jobs) else None), np.concatenate(same)
 

@@ -18,9 +18,10 @@ from typing import Any
 
 from engines.build import Cache
 from engines.bundle import Bundle, check_output, is_bundle, read_bundle
-from engines.errors import BudgetError
+from engines.errors import BackendError, BudgetError
 from engines.files import digest_file
 from engines.schedule import SamplerConfig, Schedule
+from engines.terminal import Progress
 from exporter.folder import EXPORT
 from tuner.choice import Choice
 from tuner.config import TuneConfig
@@ -33,6 +34,7 @@ from tuner.ship import ship
 from tuner.space import Candidate, knobs, size
 from tuner.trials import TrialLog, TrialResult
 from tuner.workbench import Workbench, prepare
+from tuner.workshop import Workshop
 
 # How often a schedule that misses its latency when timed as a whole is chosen anew.
 _SETTLING_ROUNDS = 3
@@ -80,7 +82,7 @@ def tune(
         BudgetError: No schedule is within the budgets.
     """
     bench = prepare(config, cache, say)
-    identity = config.identity(digest_file(config.export / EXPORT).sha256)
+    identity = config.identity(digest_file(config.export / EXPORT).sha256, bench.prompts_digest)
     finished = _finished(config.output, identity)
     if finished is not None:
         say(f"{config.output} is complete already; nothing was changed")
@@ -101,7 +103,7 @@ def tune(
 
 def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
     config, say = bench.config, bench.say
-    contest = Contest(bench, work)
+    contest = Contest(Workshop(bench, work))
     began = time.monotonic()
     interrupted = False
     log = TrialLog(work / "trials.jsonl")
@@ -118,7 +120,6 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
     contest, choices, notes = _settled(contest, winner.candidate, choices)
     verdicts: list[Verdict] = []
     if not interrupted:
-        say("judging on test prompts")
         verdicts = judge(contest, winner.candidate, choices)
     degraded = interrupted or any(
         verdict.quality_shown_to > config.max_loss for verdict in verdicts
@@ -145,7 +146,7 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
         degraded,
         force=force,
     )
-    counts = {"built": contest.built.built, "reused": contest.built.reused}
+    counts = {"built": contest.shop.built.built, "reused": contest.shop.built.reused}
     say(f"{counts['built']} engines built, {counts['reused']} reused from the cache")
     table = closing_table(verdicts, bench.shown_precisions) if verdicts else ""
     summary = _summary(bundle, verdicts, {"made": True, "engines": counts, **facts})
@@ -167,13 +168,18 @@ def _search(
     config = bench.config
     steps = min(job.sampler.steps for job in bench.jobs.values())
     static = any(precision.has_static_scales for precision in bench.precisions)
-    space = knobs(contest.default, steps, contest.blocks, static)
+    space = knobs(contest.shop.default, steps, contest.shop.blocks, static)
     trials = config.trials or bench.effort.trials
     bench.say(f"searching {size(space)} candidates in {trials} trials for {config.goal}")
 
     def evaluate(candidate: Candidate, number: int) -> TrialResult:
         started = time.monotonic()
-        result = contest.evaluate(candidate, number)
+        with Progress(2 * len(bench.jobs) + 1, f"trial {number + 1}/{trials}") as progress:
+            watched = replace(contest, step=lambda note: progress.advance(1, note))
+            result = watched.evaluate(candidate, number)
+        timed = config.latency_ms is not None or config.latency_share is not None
+        if number == 0 and result.nearest is not None and not timed:
+            raise BudgetError(str(result.failed), result.nearest)  # no candidate can help
         took = time.monotonic() - started
         said = result.failed or (
             f"{result.cost:.4g} {'bits' if bench.simulated else 'ms a sequence'}, "
@@ -204,13 +210,17 @@ def best_trial(results: list[TrialResult], goal: str) -> TrialResult:
     With none feasible, the one that loses least.
 
     Raises:
-        BudgetError: Every trial failed; shows the first reason.
+        BudgetError: No trial met the budgets; says what the first could meet.
+        BackendError: Every trial failed; shows the first reason.
     """
     worked = [result for result in results if result.failed is None]
     if not worked:
-        raise BudgetError(
+        for result in results:
+            if result.nearest is not None:
+                raise BudgetError(str(result.failed), result.nearest)
+        raise BackendError(
             f"every candidate failed, the first with: {results[0].failed}; export again with "
-            f"other precisions, or raise the budgets"
+            f"other precisions"
         )
     feasible = [result for result in worked if result.feasible] or worked
     if goal == "quality" or not any(result.feasible for result in worked):
@@ -239,9 +249,26 @@ def _settled(
             f"timed as a whole, a schedule takes {over:.3f} times its budget; choosing again"
         )
         if turn + 1 < _SETTLING_ROUNDS:
-            tightened = replace(tightened, tighten=tightened.tighten / over)
-            choices = tightened.choices(candidate)
+            tightened, choices = _tightened(tightened, candidate, over)
     return tightened, choices, {"tightened": tightened.tighten, "over_budget": over}
+
+
+def _tightened(
+    contest: Contest, candidate: Candidate, over: float
+) -> tuple[Contest, dict[str, Choice]]:
+    """Return choices under a latency smaller by a factor, or by as much as any schedule meets."""
+    tighter = replace(contest, tighten=contest.tighten / over)
+    try:
+        return tighter, tighter.choices(candidate)
+    except BudgetError as error:
+        least = error.nearest.get("latency_ms")
+        sampler = next(iter(contest.bench.jobs.values())).sampler
+        budget = contest.budget(sampler).latency_ms
+        if least is None or budget is None:
+            raise
+        # A little more than the least, which is the cheapest schedule's own latency.
+        fits = replace(contest, tighten=contest.tighten * max(1.0001 * least / budget, 1.0 / over))
+        return fits, fits.choices(candidate)
 
 
 def _overshoot(contest: Contest, candidate: Candidate, choices: Mapping[str, Choice]) -> float:

@@ -25,15 +25,11 @@ class Refinement:
 
     Attributes:
         schedule: The best schedule that was measured.
-        agreement: Share of full precision's tokens that each prompt's answer reproduces [N].
         tried: Schedules measured, the first included.
-        moves: Neighbours that were better and were taken.
     """
 
     schedule: Schedule
-    agreement: NDArray[np.float64]
     tried: int
-    moves: int
 
 
 def neighbours(schedule: Schedule, precisions: Sequence[str]) -> Iterator[Schedule]:
@@ -76,7 +72,7 @@ def refine(
     """
     if evaluations < 1:
         raise ValueError(f"evaluations >= 1 must hold, got {evaluations}")
-    best, agreement, tried, moves = start, measure(start), {start}, 0
+    best, agreement, tried = start, measure(start), {start}
     improved = True
     while improved and len(tried) < evaluations:
         improved = False
@@ -89,6 +85,5 @@ def refine(
             low = paired_interval(measured, agreement, seed=seed).low
             if low > 0.0:
                 best, agreement, improved = candidate, measured, True
-                moves += 1
                 break
-    return Refinement(best, agreement, len(tried), moves)
+    return Refinement(best, len(tried))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from engines.precision import Precision
@@ -47,7 +47,6 @@ class Verdict:
         reason: In a sentence.
         loss: (points, low, high) lost against full precision on test prompts, 95 %; of `default`
             the worst task's.
-        notes: Further plain facts for the manifest.
     """
 
     task: str
@@ -55,7 +54,6 @@ class Verdict:
     others: tuple[Measured, ...]
     reason: str
     loss: tuple[float, float, float]
-    notes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def quality_shown_to(self) -> float:
@@ -103,7 +101,6 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
         "reason": verdict.reason,
         "loss": list(verdict.loss),
         "quality_shown_to": verdict.quality_shown_to,
-        **dict(verdict.notes),
     }
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import optuna
 from optuna.storages.journal import JournalFileBackend
 
-from tuner.space import Candidate, Knob, default_candidate
+from tuner.space import Candidate, Knob, first_candidates
 from tuner.trials import TrialLog, TrialResult
 
 STRATEGIES = ("tpe", "random")
@@ -111,8 +111,9 @@ def _next_candidate(
     strategy: str,
 ) -> Candidate | None:
     """Return a candidate that was not evaluated yet, or None when the space is spent."""
-    if default_candidate(space) not in done:
-        return default_candidate(space)
+    for candidate in first_candidates(space):
+        if candidate not in done:
+            return candidate
     left = [
         candidate
         for values in itertools.product(*(knob.choices for knob in space))
@@ -137,9 +138,7 @@ def _next_candidate(
         return asked
     # The sampler repeats itself in small spaces: take the nearest candidate that is left.
     values = asked.values()
-    return min(
-        left, key=lambda each: (sum(each.values()[k] != values[k] for k in values), each)
-    )
+    return min(left, key=lambda each: (sum(each.values()[k] != values[k] for k in values), each))
 
 
 def _distributions(

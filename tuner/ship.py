@@ -16,10 +16,11 @@ from engines.sampler import Request, generate
 from engines.schedule import SamplerConfig, Schedule
 from exporter.folder import Export
 from tuner.choice import Choice
-from tuner.contest import Contest, Engines
+from tuner.contest import Contest
 from tuner.report import Verdict, verdict_json
 from tuner.space import Candidate
 from tuner.workbench import Job
+from tuner.workshop import Engines
 
 # Answers of each task that any runtime must give again.
 GOLDEN_PROMPTS = 16
@@ -45,7 +46,7 @@ def ship(
         degraded: Whether the quality asked for was not shown.
         force: Replace a bundle that is there.
     """
-    bench, engines = contest.bench, contest.engines(candidate)
+    bench, engines = contest.bench, contest.shop.engines(candidate)
     used = sorted({name for choice in choices.values() for name in choice.schedule.precisions})
     manifest = {
         "cadenza": __version__,

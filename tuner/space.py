@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from engines.machine import usable_cores
@@ -25,7 +25,7 @@ class Knob:
     """
 
     name: str
-    choices: tuple[int | float | str | bool, ...]
+    choices: tuple[int | float | str, ...]
     says: str
 
 
@@ -39,7 +39,7 @@ class Candidate:
         keep: Blocks kept in full precision, the most sensitive first.
         scales: Whether int8's activation scales differ by window or are one set.
         threads: Threads of an engine; 0 for every core.
-        spinning: Whether idle threads of a pass spin.
+        optimization: How far a session rewrites its graph.
     """
 
     windows: int
@@ -47,7 +47,7 @@ class Candidate:
     keep: int
     scales: str
     threads: int
-    spinning: bool
+    optimization: str
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Candidate:
@@ -61,7 +61,7 @@ class Candidate:
             raise ValueError(f"a candidate has the knobs {sorted(names)}, got {sorted(values)}")
         return cls(**values)
 
-    def values(self) -> dict[str, int | float | str | bool]:
+    def values(self) -> dict[str, int | float | str]:
         """Return the knobs by name."""
         return asdict(self)
 
@@ -72,7 +72,7 @@ _SAYS = {
     "keep": "blocks kept in full precision",
     "scales": "sets of int8 activation scales",
     "threads": "threads of an engine; 0 for every core",
-    "spinning": "whether idle threads of a pass spin",
+    "optimization": "how far a session rewrites its graph",
 }
 
 
@@ -86,13 +86,13 @@ def knobs(default: Candidate, steps: int, blocks: int, static_scales: bool) -> t
         static_scales: Whether a candidate precision is calibrated beforehand (int8).
     """
     cores = usable_cores()
-    choices: dict[str, tuple[int | float | str | bool, ...]] = {
+    choices: dict[str, tuple[int | float | str, ...]] = {
         "windows": tuple(count for count in (3, 4, 6, 8, 12) if count <= steps),
         "clip": (1.0, 0.9, 0.8) if static_scales else (),
         "keep": tuple(n for n in (0, 1, 2) if n < blocks) if static_scales else (),
         "scales": ("shared", "window") if static_scales else (),
         "threads": (0, *sorted({1, max(1, cores // 2)} - {cores})),
-        "spinning": (True, False),
+        "optimization": ("all", "extended"),
     }
     return tuple(
         Knob(name, (own, *(choice for choice in choices[name] if choice != own)), _SAYS[name])
@@ -103,6 +103,22 @@ def knobs(default: Candidate, steps: int, blocks: int, static_scales: bool) -> t
 def default_candidate(space: Sequence[Knob]) -> Candidate:
     """Return the candidate of every knob's default."""
     return Candidate.from_values({knob.name: knob.choices[0] for knob in space})
+
+
+def first_candidates(space: Sequence[Knob]) -> list[Candidate]:
+    """Return the candidates that every search begins with: the defaults, then single changes.
+
+    Of the changes those that experience says may pay: the other set of int8 scales, one thread.
+    """
+    default = default_candidate(space)
+    choices = {knob.name: knob.choices for knob in space}
+    changes = (replace(default, scales="window"), replace(default, threads=1))
+    offered = [
+        each
+        for each in changes
+        if each.scales in choices["scales"] and each.threads in choices["threads"]
+    ]
+    return list(dict.fromkeys((default, *offered)))
 
 
 def size(space: Sequence[Knob]) -> int:

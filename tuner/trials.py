@@ -7,6 +7,7 @@ warning and its trial is run again.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from dataclasses import asdict, dataclass, field
@@ -29,6 +30,7 @@ class TrialResult:
         violations: By how much each constraint is missed, at most 0 where it is met.
         tasks: What each task, and `default`, came to: schedule, predictions, loss, reason.
         failed: Why the candidate is out, or None.
+        nearest: Where it met no budget, the smallest budgets that it could meet.
     """
 
     number: int
@@ -38,6 +40,7 @@ class TrialResult:
     violations: dict[str, float] = field(default_factory=dict)
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
     failed: str | None = None
+    nearest: dict[str, float | None] | None = None
 
     @property
     def feasible(self) -> bool:
@@ -65,17 +68,18 @@ class TrialLog:
             print(f"warning: dropped a torn last line of {self.path}", file=sys.stderr)
             with self.path.open("r+b") as file:
                 file.truncate(len(content) - len(lines[-1]))
-        results = []
+        results: list[TrialResult] = []
         for number, line in enumerate(lines[:-1], start=1):
             try:
-                value = json.loads(line)
-                candidate = Candidate.from_values(value.pop("candidate"))
-                results.append(TrialResult(candidate=candidate, **value))
-            except (ValueError, TypeError, KeyError) as error:
+                result = _result(json.loads(line))
+                if result.number != len(results):
+                    raise ValueError(f"its number is {result.number}, expected {len(results)}")
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
                 raise InputError(
-                    f"{self.path}, line {number}: not a trial ({error}); "
-                    f"start afresh with --force"
+                    f"{self.path}, line {number}: not a trial ({error}); remove the file to run "
+                    f"its trials again, what they measured is in the cache"
                 ) from error
+            results.append(result)
         return results
 
     def append(self, result: TrialResult) -> None:
@@ -85,3 +89,19 @@ class TrialLog:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
+
+
+def _result(value: object) -> TrialResult:
+    """Return the result of a line.
+
+    Raises:
+        KeyError, TypeError, ValueError: It is none.
+    """
+    if not isinstance(value, dict):
+        raise TypeError(f"expected an object, got {type(value).__name__}")
+    candidate = Candidate.from_values(value["candidate"])
+    result = TrialResult(**(value | {"candidate": candidate}))
+    for number in (result.cost, result.loss, *result.violations.values()):
+        if not math.isfinite(number):
+            raise ValueError(f"costs and losses must be finite, got {number}")
+    return result

@@ -6,13 +6,13 @@ Every name in the arguments is resolved here, so a misspelt task or precision co
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from calib_data.prompts import Prompt
 from calib_data.workload import Workload, workload_from_spec
-from engines.build import Cache
+from engines.build import Cache, digest_json
 from engines.errors import InputError
-from engines.precision import FULL_PRECISION, Precision
+from engines.precision import FULL_PRECISION, Precision, precision_from_name
 from engines.schedule import SamplerConfig, passes_by_window
 from engines.text import Tokenizer, tokenizer_from_file
 from exporter.folder import Export, read_export
@@ -65,6 +65,17 @@ class Workbench:
         return self.precisions[0].simulated
 
     @property
+    def prompts_digest(self) -> str:
+        """Digest of tasks, settings and prompts."""
+        return digest_json(
+            [
+                [name, asdict(job.sampler), [asdict(item.prompt) for item in items]]
+                for name, job in self.jobs.items()
+                for items in (job.calibration, job.tuning, job.test)
+            ]
+        )
+
+    @property
     def shown_precisions(self) -> tuple[Precision, ...]:
         """The candidates and full precision: what the closing table may show."""
         full = self.export.precisions[FULL_PRECISION.name]
@@ -102,6 +113,10 @@ def _candidates(config: TuneConfig, export: Export) -> tuple[Precision, ...]:
     )
     missing = [name for name in (*names, FULL_PRECISION.name) if name not in export.precisions]
     if missing:
+        try:
+            precision_from_name(missing[0])
+        except ValueError as error:
+            raise InputError(f"{error}") from error
         raise InputError(
             f"the export has no precision {', '.join(missing)}, only "
             f"{', '.join(export.precisions)}; export again with --precision {missing[0]}"
@@ -113,9 +128,7 @@ def _candidates(config: TuneConfig, export: Export) -> tuple[Precision, ...]:
             f"one kind with --precision"
         )
     if chosen[0].simulated and (config.latency_ms or config.latency_share):
-        raise InputError(
-            "simulated precisions have no latency; budget them with --mean-bits"
-        )
+        raise InputError("simulated precisions have no latency; budget them with --mean-bits")
     return tuple(sorted(chosen, key=lambda each: (-each.bits, each.name)))
 
 

@@ -89,7 +89,7 @@ def test_the_key_changes_with_everything_that_matters_and_with_nothing_else(
     keys["tail"] = engine_key(replace(spec, serve=None, trace=spec.serve))
     keys["precision"] = engine_key(replace(spec, precision=FP32))
     keys["threads"] = engine_key(replace(spec, options=OrtOptions(threads=2)))
-    keys["spinning"] = engine_key(replace(spec, options=OrtOptions(threads=1, spinning=False)))
+    keys["spinning"] = engine_key(replace(spec, options=OrtOptions(threads=1, spinning=True)))
     keys["digests"] = engine_key(replace(spec, digests={"weights/model.safetensors": known}))
     (moved / "weights" / "model.safetensors").write_bytes(b"Weights")
     keys["weights"] = engine_key(spec)

@@ -23,7 +23,7 @@ from exporter.calibrate import (
     window_scales,
 )
 from exporter.denoiser import Denoiser
-from tests.exporter.conftest import random_denoiser, tiny_config
+from tests.tiny_export import random_denoiser, tiny_config
 
 
 def info(denoiser: Denoiser) -> ModelInfo:

@@ -25,7 +25,7 @@ from exporter.checkpoint import (
 from exporter.denoiser import Denoiser
 from exporter.names import keys_from_parameters
 from exporter.train import vocabulary
-from tests.exporter.conftest import random_denoiser, tiny_config
+from tests.tiny_export import random_denoiser, tiny_config
 
 QUERY = "model.transformer.blocks.0.q_proj.weight"
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from exporter.denoiser import Denoiser
-from tests.exporter.conftest import random_denoiser, tiny_config
+from tests.tiny_export import random_denoiser, tiny_config
 
 
 def test_asking_for_some_positions_gives_what_asking_for_all_does(denoiser: Denoiser) -> None:

@@ -14,7 +14,7 @@ from exporter import parity
 from exporter.export import ExportConfig, export
 from exporter.folder import Export, Recipe, read_export
 from exporter.weights import read_header
-from tests.exporter.conftest import small_export
+from tests.tiny_export import small_export
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -7,7 +7,7 @@ import torch
 
 from exporter.denoiser import Denoiser
 from exporter.framework import TorchBackend
-from tests.exporter.conftest import random_denoiser
+from tests.tiny_export import random_denoiser
 
 
 def test_padding_is_never_counted(denoiser: Denoiser) -> None:

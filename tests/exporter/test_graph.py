@@ -21,8 +21,8 @@ from exporter.framework import TorchBackend
 from exporter.graph import linears, with_tail
 from exporter.train import vocabulary
 from exporter.weights import bind
-from tests.exporter.conftest import random_denoiser, tiny_config
 from tests.exporter.test_checkpoint import dream_folder
+from tests.tiny_export import random_denoiser, tiny_config
 
 
 def states(batch: int, length: int, asked: int, seed: int = 0) -> tuple[np.ndarray, ...]:

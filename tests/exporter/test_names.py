@@ -7,7 +7,7 @@ import torch
 
 from exporter.denoiser import Denoiser
 from exporter.names import keys_from_parameters, linear_from_key, sites_of_blocks
-from tests.exporter.conftest import tiny_config
+from tests.tiny_export import tiny_config
 
 
 @pytest.mark.parametrize("architecture", ["llada", "dream"])

@@ -21,8 +21,8 @@ from exporter.parity import (
     compare,
     states_from_requests,
 )
-from tests.exporter.conftest import random_denoiser
 from tests.exporter.test_calibrate import info, requests
+from tests.tiny_export import random_denoiser
 
 
 def fake(denoiser: Denoiser, change: float) -> FakeBackend:

@@ -16,7 +16,7 @@ SPACE = (
     Knob("keep", (0, 1, 2), "blocks"),
     Knob("scales", ("shared",), "scales"),
     Knob("threads", (2, 1), "threads"),
-    Knob("spinning", (True,), "spinning"),
+    Knob("optimization", ("all",), "optimization"),
 )
 
 

@@ -1,0 +1,185 @@
+"""The engines of a candidate: its recipe's graphs, made where they are not there, and loaded.
+
+    candidate -> recipe -> graphs (the export's own, or another folder) -> engines by precision
+
+Whatever was built before comes from the cache.  Of all candidates only the default's engines, the
+yardstick, stay loaded beside those asked for last, so a long search needs no more memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from engines.backend import Backend
+from engines.build import BuildLog, EngineSpec, digest_json, engine_key
+from engines.ort import OrtOptions
+from engines.precision import FULL_PRECISION
+from engines.sampler import Request
+from engines.schedule import Schedule
+from engines.trace import Trace, record
+from exporter.calibrate import read_calibration
+from exporter.folder import CALIBRATION, Export, Recipe, read_export
+from exporter.requantize import requantize
+from tuner.evaluate import EVALUATION_BATCH, Fleet
+from tuner.ranking import rank_blocks
+from tuner.space import Candidate
+from tuner.workbench import Workbench
+
+# Prompts of each task on whose traces the blocks are ranked.
+_RANKING_PROMPTS = 8
+
+
+@dataclass(frozen=True)
+class Engines:
+    """The loaded engines of a candidate.
+
+    Attributes:
+        folder: The export of its recipe.
+        fleet: By the name of the precision; full precision is always there.
+        graphs: Id of each precision's serve graph in the folder.
+        options: How the sessions were made.
+    """
+
+    folder: Export
+    fleet: Fleet
+    graphs: Mapping[str, str]
+    options: OrtOptions
+
+
+@dataclass
+class Workshop:
+    """Makes and loads engines.
+
+    Attributes:
+        bench: Export, prompts and cache.
+        work: Folder for the graphs of other recipes.
+        built: Counts engines built and reused.
+    """
+
+    bench: Workbench
+    work: Path
+    built: BuildLog = field(default_factory=BuildLog)
+    _loaded: dict[Candidate, Engines] = field(default_factory=dict)
+
+    @property
+    def default(self) -> Candidate:
+        """The export's own recipe with the default options."""
+        return Candidate(
+            windows=self.bench.export.windows,
+            clip=self.bench.export.recipe.clip,
+            keep=0,
+            scales="shared",
+            threads=OrtOptions.threads,
+            optimization=OrtOptions.graph_optimization,
+        )
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the denoiser."""
+        return read_calibration(self.bench.export.folder / CALIBRATION).blocks
+
+    def engines(self, candidate: Candidate) -> Engines:
+        """Return a candidate's engines, built where the cache has none like them.
+
+        Raises:
+            BackendError: One cannot be built or loaded.
+        """
+        if candidate not in self._loaded:
+            folder = self._folder(candidate)
+            for other in set(self._loaded) - {self.default}:
+                del self._loaded[other]
+            names = {each.name for each in self.bench.precisions} | {FULL_PRECISION.name}
+            options = OrtOptions(
+                provider=self.bench.config.target,
+                threads=candidate.threads,
+                graph_optimization=candidate.optimization,
+            )
+            loaded: dict[str, Backend] = {}
+            keys: dict[str, str] = {}
+            graphs: dict[str, str] = {}
+            for name in sorted(names):
+                graphs[name], spec = engine_spec(folder, name, candidate.scales, options)
+                keys[name] = engine_key(spec)
+                loaded[name] = self.bench.cache.engine(spec, self.built)
+            fleet = Fleet(loaded, keys, folder.model)
+            self._loaded[candidate] = Engines(folder, fleet, graphs, options)
+        return self._loaded[candidate]
+
+    @cached_property
+    def traces(self) -> dict[str, list[Trace]]:
+        """Full-precision trajectories of every task's calibration prompts."""
+        fleet = self.engines(self.default).fleet
+        uniform = Schedule.uniform(FULL_PRECISION.name, 1)
+        return {
+            name: record(
+                [
+                    Request(prompt=item.ids, sampler=job.sampler, schedule=uniform, task=name)
+                    for item in job.calibration
+                ],
+                fleet.engines[FULL_PRECISION.name],
+                fleet.model,
+                batch=EVALUATION_BATCH,
+            )
+            for name, job in self.bench.jobs.items()
+        }
+
+    @cached_property
+    def _block_ranks(self) -> tuple[int, ...]:
+        """Blocks of the denoiser, the one whose quantization diverges most first."""
+        options = OrtOptions(provider=self.bench.config.target)
+        name = next(each.name for each in self.bench.precisions if each.has_static_scales)
+
+        def engine_of(recipe: Recipe) -> Backend:
+            _, spec = engine_spec(self._folder_of(recipe), name, "shared", options)
+            return self.bench.cache.engine(spec, self.built)
+
+        few = [trace for traces in self.traces.values() for trace in traces[:_RANKING_PROMPTS]]
+        return rank_blocks(self.blocks, self.bench.export.recipe, engine_of, few)
+
+    def _folder(self, candidate: Candidate) -> Export:
+        base = self.bench.export.recipe
+        ranks = self._block_ranks if candidate.keep else ()
+        more = [block for block in ranks if block not in base.keep][: candidate.keep]
+        keep = tuple(sorted((*base.keep, *more)))
+        return self._folder_of(
+            replace(base, windows=candidate.windows, clip=candidate.clip, keep=keep)
+        )
+
+    def _folder_of(self, recipe: Recipe) -> Export:
+        """Return the export of a recipe, made beside the others where it is not there."""
+        base = self.bench.export
+        if recipe == base.recipe:
+            return base
+        name = digest_json({"recipe": asdict(recipe), "source": base.request})[:16]
+        return read_export(requantize(base.folder, self.work / "recipes" / name, recipe))
+
+
+def engine_spec(
+    folder: Export, name: str, scales: str, options: OrtOptions
+) -> tuple[str, EngineSpec]:
+    """Return the id of a precision's serve graph, and what its engine is built from.
+
+    Args:
+        folder: Has the graphs.
+        name: Of the precision.
+        scales: "shared": one set of static scales, constants of the graph; "window": one set a
+            window, an input of the graph.
+        options: How the sessions are made.
+    """
+    precision = folder.precisions[name]
+    stem = f"{name}.all" if precision.has_static_scales and scales == "shared" else name
+    graph = folder.graphs[f"{stem}.serve"]
+    return f"{stem}.serve", EngineSpec(
+        serve=folder.path(f"{stem}.serve"),
+        trace=folder.path(f"{stem}.trace"),
+        precision=precision,
+        scales=None if graph.scales is None else np.array(graph.scales, np.float32),
+        options=options,
+        target=options.provider,
+        digests={path: entry.sha256 for path, entry in folder.files.items()},
+    )
