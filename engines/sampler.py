@@ -307,8 +307,11 @@ def _commit(state: Pass, tokens: Ids, probability: Floats, counts: NDArray[np.in
         columns = np.arange(probability.shape[1])
         probability = np.where(columns < state.asked[:, None], probability, -1.0)
     chosen = (-probability).argsort(axis=1, kind="stable")[:, :most]
-    wanted = np.arange(most) < counts[:, None] if least != most else np.ones(chosen.shape, bool)
-    rows, columns = np.nonzero(wanted)[0], chosen[wanted]
+    if least == most:
+        rows, columns = np.repeat(np.arange(len(chosen)), most), chosen.reshape(-1)
+    else:
+        wanted = np.arange(most) < counts[:, None]
+        rows, columns = np.nonzero(wanted)[0], chosen[wanted]
     return Committed(rows, columns, state.positions[rows, columns], tokens[rows, columns])
 
 

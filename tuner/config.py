@@ -35,7 +35,7 @@ class Effort:
 
 
 MODES: dict[str, Effort] = {
-    "quick": Effort(3, 96, 192, 512, 11, 6, 2),
+    "quick": Effort(3, 64, 192, 400, 9, 5, 2),
     "default": Effort(12, 256, 256, 1000, 15, 12, 8),
     "extensive": Effort(40, 512, 512, 2000, 25, 30, 16),
 }
