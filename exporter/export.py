@@ -21,6 +21,7 @@ from engines.files import check_replaceable, digest_file, place_file, whole_fold
 from engines.manifest import Shape
 from engines.precision import FULL_PRECISION, Precision, precision_from_name
 from engines.sampler import Request
+from engines.terminal import Progress
 from engines.text import tokenizer_from_file
 from exporter.calibrate import Calibration, calibrate
 from exporter.folder import (
@@ -125,12 +126,13 @@ def export(config: ExportConfig, say: Say = lambda text: None) -> Path:
     with whole_folder(config.out, force=config.force, is_ours=is_export, kind="export") as folder:
         core = place_checkpoint(checkpoint, folder, config.copy, say)
         denoiser = load_denoiser(checkpoint)
-        calibration = calibrate(
-            denoiser,
-            requests,
-            model,
-            on_batch=lambda done: say(f"calibrated on {done}/{len(requests)} prompts"),
-        )
+        with Progress(len(requests), "calibrating, prompts") as progress:
+            calibration = calibrate(
+                denoiser,
+                requests,
+                model,
+                on_batch=lambda done: progress.advance(done - progress.done),
+            )
         _write_calibration(calibration, folder)
         graphs, families = write_variants(
             core, precisions, calibration, config.recipe, folder, {}, say

@@ -14,6 +14,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "generate_speedup_b1": partial(generate.speedup, "generate_speedup_b1", 1),
     "mixed_over_best_uniform": generate.mixed_over_best_uniform,
     "runtime_overhead": generate.runtime_overhead,
+    "full_precision_generations": generate.full_precision_generations,
     "allocate_16x4": tuning.allocate_16x4,
     "rebuild_count": tuning.rebuild_count,
 }

@@ -18,16 +18,21 @@ import torch
 
 from calib_data.workload import workload_from_name
 from engines.manifest import DEFAULT_TASK, TOKENIZER
+from engines.ort import OrtBackend
+from engines.precision import FULL_PRECISION
 from engines.runtime import Runtime
+from engines.sampler import Request, generate
 from engines.schedule import SamplerConfig, Schedule
 from engines.text import Tokenizer, tokenizer_from_file
 from exporter.checkpoint import load_denoiser, model_info, read_checkpoint
+from exporter.folder import read_export
 from tests.bench import torch_loop
 from tests.bench.figure import Figure, median_interval, seconds_of, speed_figure
 from tuner.config import TuneConfig
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BUNDLE = ROOT / "demo" / "bundle"
+EXPORT = ROOT / "demo" / "export"
 CHECKPOINT = ROOT / "calib_data" / "reference"
 ROUNDS = {1: 15, 8: 15}
 
@@ -201,4 +206,31 @@ def runtime_overhead() -> Figure:
         reference=0.05,
         spread=median_interval(shares),
         n=len(shares),
+    )
+
+
+def full_precision_generations() -> Figure:
+    """Return the reference checkpoint's answers a second at fp32, batch 64, on every core."""
+    export = read_export(EXPORT)
+    precision = export.precisions[FULL_PRECISION.name]
+    engine = OrtBackend.load(export.path("fp32.serve"), None, precision)
+    tokenizer = tokenizer_from_file(export.tokenizer, export.model)
+    batch, rounds = 64, 15
+    name, task = next(iter(export.tasks.items()))
+    schedule = Schedule.uniform(precision.name, export.windows)
+    requests = [
+        Request(prompt=tokenizer.encode(one.prompt), sampler=task.sampler, schedule=schedule)
+        for one in workload_from_name(name).prompts("test", batch)
+    ]
+    engines = {precision.name: engine}
+    seconds = seconds_of({"fp32": lambda turn: generate(requests, engines, export.model)}, rounds)
+    speeds = batch / seconds["fp32"]
+    return Figure(
+        name="full_precision_generations",
+        value=float(np.median(speeds)),
+        unit="answers/s",
+        against="at least 100 on two cores, batch 64, 12 steps",
+        reference=100.0,
+        spread=median_interval(speeds.tolist()),
+        n=rounds,
     )

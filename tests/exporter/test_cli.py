@@ -52,7 +52,7 @@ def test_progress_goes_to_stderr_and_the_end_says_what_is_next(
         "--prompts-per-task", 1, "--copy",
     )  # fmt: skip
     assert code == 0
-    assert "calibrated on 1/1 prompts" in err
+    assert "calibrating, prompts: 1/1" in err
     assert "as asked" in err
     assert out.endswith(f"next: cadenza tune {out_folder} -o BUNDLE\n")
     made = read_export(out_folder)
