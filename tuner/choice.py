@@ -165,10 +165,12 @@ def choose_schedule(
 def _from_front(
     table: Priced, allocation: Allocation, uniform: Sequence[Schedule]
 ) -> list[Schedule]:
-    """Return the schedules to be measured: uniform ones, and some of the front, evenly spread."""
-    mixed = sorted(
-        {Schedule(point.schedule) for point in allocation.front} - set(uniform), key=table.cost
-    )
+    """Return the schedules to be measured: uniform ones, and some of the front, evenly spread.
+
+    The front shows what other budgets would buy, so not all of it is within these.
+    """
+    front = {Schedule(point.schedule) for point in allocation.front} - set(uniform)
+    mixed = sorted(filter(table.fits, front), key=table.cost)
     if len(mixed) > _MOST_MEASURED:
         picks = np.unique(np.linspace(0, len(mixed) - 1, _MOST_MEASURED).round().astype(int))
         mixed = [mixed[pick] for pick in picks]

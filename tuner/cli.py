@@ -10,8 +10,10 @@ from pathlib import Path
 
 from engines.build import open_cache
 from engines.errors import BudgetError, DegradedError, InputError
-from engines.terminal import emit, emit_json, run_command
+from engines.terminal import can_show, emit, emit_json, run_command
 from tuner.config import MODES, OBJECTIVES, TuneConfig
+
+INTERRUPTED = 130
 
 _TUNE_EXAMPLES = """\
 examples:
@@ -113,6 +115,7 @@ def _tune_parser() -> argparse.ArgumentParser:
 
 def _tune(args: argparse.Namespace) -> int:
     from tuner.pipeline import tune
+    from tuner.report import closing_table
 
     latency_ms, latency_share = _latency(args.latency_ms)
     try:
@@ -145,19 +148,17 @@ def _tune(args: argparse.Namespace) -> int:
         raise
     if args.json:
         emit_json(outcome.summary)
-    elif outcome.table:
-        emit(outcome.table)
-        emit(f"\n{outcome.bundle.folder}: digest {outcome.bundle.digest}")
+    else:
+        if outcome.verdicts:
+            ascii_ = not can_show(sys.stdout, "▁█")
+            emit(closing_table(outcome.verdicts, outcome.precisions, ascii_) + "\n")
+        emit(f"{outcome.bundle.folder}: digest {outcome.bundle.digest}")
     if outcome.interrupted:
-        return 130
-    if outcome.degraded:
-        said = (
-            f"degraded: a loss of {config.max_loss:g} points or fewer was not shown on test "
-            f"prompts for every task; tune with more prompts (--mode), or allow more --max-loss"
-        )
+        return INTERRUPTED
+    if outcome.shortfall is not None:
         if args.strict:
-            raise DegradedError(said)
-        _say(said)
+            raise DegradedError(f"degraded: {outcome.shortfall}")
+        _say(f"degraded: {outcome.shortfall}")
     return 0
 
 

@@ -19,7 +19,7 @@ COMMAND, TRIALS = "command.json", "trials.jsonl"
 def tune_folder(output: Path, identity: str, force: bool) -> Iterator[Path]:
     """Yield the working folder of a bundle, locked for this process.
 
-    What another command left there is refused, unless it had not finished a trial yet.
+    What another command left there is refused, unless no trial had a result yet.
 
     Args:
         output: The bundle to be.
@@ -66,8 +66,7 @@ def _claim(folder: Path, identity: str, force: bool) -> None:
         )
     if file.is_file() and _owner(file) == identity:
         return
-    log = folder / TRIALS
-    if not force and log.is_file() and log.stat().st_size:
+    if not force and _has_results(folder / TRIALS):
         raise InputError(
             f"{str(folder)!r} holds the work of another command; give --force to throw it away, "
             f"or choose another --output"
@@ -79,6 +78,18 @@ def _claim(folder: Path, identity: str, force: bool) -> None:
             path.unlink()
     partial.write_text(json.dumps({"identity": identity}) + "\n", encoding="utf-8")
     os.replace(partial, file)
+
+
+def _has_results(log: Path) -> bool:
+    """Return whether a log of trials has one that did not fail."""
+    try:
+        return any(
+            json.loads(line)["failed"] is None for line in log.read_bytes().split(b"\n") if line
+        )
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, KeyError, TypeError):
+        return True  # somebody's work, even if it cannot be read
 
 
 def _owner(file: Path) -> object:

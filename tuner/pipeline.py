@@ -11,24 +11,25 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from engines.build import Cache
 from engines.bundle import Bundle, check_output, is_bundle, read_bundle
-from engines.errors import BackendError, BudgetError
+from engines.errors import BackendError, BudgetError, BundleError
 from engines.files import digest_file
+from engines.precision import FULL_PRECISION, Precision
 from engines.schedule import SamplerConfig, Schedule
 from engines.terminal import Progress
 from exporter.folder import EXPORT
 from tuner.choice import Choice
 from tuner.config import TuneConfig
 from tuner.contest import Contest
-from tuner.folder import tune_folder
+from tuner.folder import TRIALS, tune_folder
 from tuner.judge import judge, time_schedules
-from tuner.report import Verdict, closing_table, verdict_json
+from tuner.report import Verdict, verdict_json
 from tuner.search import open_study, search
 from tuner.ship import ship
 from tuner.space import Candidate, knobs, size
@@ -42,6 +43,8 @@ _SETTLING_ROUNDS = 3
 # Losses this close, in points, are not told apart when candidates are compared.
 _SAME_LOSS = 0.5
 
+_INTERRUPTED = "interrupted: writing the best bundle so far, not judged on test prompts"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
@@ -50,20 +53,18 @@ class Outcome:
     Attributes:
         bundle: As written, or as found.
         verdicts: On each task and `default`; empty where nothing was judged now.
-        degraded: Whether the quality asked for was not shown.
-        made: Whether anything was done; False: the same command had finished before.
+        precisions: That a schedule of the verdicts may run.
+        shortfall: What was asked for and not shown, or None; the bundle says it is degraded.
         interrupted: Whether it was stopped and the bundle is the best so far.
         summary: For `--json`.
-        table: For people.
     """
 
     bundle: Bundle
     verdicts: tuple[Verdict, ...]
-    degraded: bool
-    made: bool
+    precisions: tuple[Precision, ...]
+    shortfall: str | None
     interrupted: bool
     summary: Mapping[str, Any]
-    table: str
 
 
 def tune(
@@ -83,17 +84,16 @@ def tune(
     """
     bench = prepare(config, cache, say)
     identity = config.identity(digest_file(config.export / EXPORT).sha256, bench.prompts_digest)
-    finished = _finished(config.output, identity)
+    finished = _finished(config.output, identity, force)
     if finished is not None:
         say(f"{config.output} is complete already; nothing was changed")
         return Outcome(
             bundle=finished,
             verdicts=(),
-            degraded=finished.manifest.degraded,
-            made=False,
+            precisions=bench.shown_precisions,
+            shortfall=_shortfall(_tune_of(config.output)),
             interrupted=False,
-            summary=_summary(finished, None, {"made": False}),
-            table="",
+            summary=_summary(finished, (), {"made": False}),
         )
     unfinished = _tune_of(config.output).get("identity") == identity
     check_output(config.output, force=force or unfinished)
@@ -106,24 +106,26 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
     contest = Contest(Workshop(bench, work))
     began = time.monotonic()
     interrupted = False
-    log = TrialLog(work / "trials.jsonl")
+    log = TrialLog(work / TRIALS)
     try:
-        results = _search(bench, contest, log, work, began)
+        results = _search(bench, contest, log, f"cadenza-{identity[:16]}", began)
     except KeyboardInterrupt:
         results = log.read()
         if not any(result.failed is None for result in results):
             raise
-        say("interrupted: writing the best bundle so far, not judged on test prompts")
+        say(_INTERRUPTED)
         interrupted = True
     winner = best_trial(results, config.goal)
     choices = contest.choices(winner.candidate)
-    contest, choices, notes = _settled(contest, winner.candidate, choices)
+    notes: dict[str, Any] = {}
     verdicts: list[Verdict] = []
-    if not interrupted:
-        verdicts = judge(contest, winner.candidate, choices)
-    degraded = interrupted or any(
-        verdict.quality_shown_to > config.max_loss for verdict in verdicts
-    )
+    try:
+        contest, choices, notes = _settled(contest, winner.candidate, choices)
+        if not interrupted:
+            verdicts = judge(contest, winner.candidate, choices)
+    except KeyboardInterrupt:
+        say(_INTERRUPTED)
+        interrupted = True
     facts: dict[str, Any] = {
         "identity": identity,
         "complete": not interrupted,
@@ -137,33 +139,32 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
         "quality_shown_to": max((v.quality_shown_to for v in verdicts), default=None),
         **notes,
     }
+    shortfall = _shortfall(facts)
     bundle = ship(
         contest,
         winner.candidate,
         choices,
         {verdict.task: verdict for verdict in verdicts},
         facts,
-        degraded,
+        shortfall is not None,
         force=force,
     )
     counts = {"built": contest.shop.built.built, "reused": contest.shop.built.reused}
     say(f"{counts['built']} engines built, {counts['reused']} reused from the cache")
-    table = closing_table(verdicts, bench.shown_precisions) if verdicts else ""
     summary = _summary(bundle, verdicts, {"made": True, "engines": counts, **facts})
     (work / "result.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     return Outcome(
         bundle=bundle,
         verdicts=tuple(verdicts),
-        degraded=degraded,
-        made=True,
+        precisions=bench.shown_precisions,
+        shortfall=shortfall,
         interrupted=interrupted,
         summary=summary,
-        table=table,
     )
 
 
 def _search(
-    bench: Workbench, contest: Contest, log: TrialLog, work: Path, began: float
+    bench: Workbench, contest: Contest, log: TrialLog, study: str, began: float
 ) -> list[TrialResult]:
     config = bench.config
     steps = min(job.sampler.steps for job in bench.jobs.values())
@@ -194,7 +195,7 @@ def _search(
         space,
         evaluate,
         log,
-        open_study(work, config.storage),
+        open_study(log.path.parent, config.storage, study),
         trials,
         config.seed,
         config.strategy,
@@ -245,10 +246,11 @@ def _settled(
         over = _overshoot(tightened, candidate, choices)
         if over <= 1.0:
             return tightened, choices, {"tightened": tightened.tighten}
-        contest.bench.say(
-            f"timed as a whole, a schedule takes {over:.3f} times its budget; choosing again"
-        )
-        if turn + 1 < _SETTLING_ROUNDS:
+        said = f"timed as a whole, a schedule takes {over:.3f} times its budget"
+        if turn + 1 == _SETTLING_ROUNDS:
+            contest.bench.say(said)
+        else:
+            contest.bench.say(f"{said}; choosing again")
             tightened, choices = _tightened(tightened, candidate, over)
     return tightened, choices, {"tightened": tightened.tighten, "over_budget": over}
 
@@ -281,7 +283,7 @@ def _overshoot(contest: Contest, candidate: Candidate, choices: Mapping[str, Cho
         name: (bench.jobs.get(name) or next(iter(bench.jobs.values()))).sampler for name in choices
     }
     wanted = {name: (choice.schedule, samplers[name]) for name, choice in choices.items()}
-    full = Schedule.uniform("fp32", next(iter(choices.values())).schedule.windows)
+    full = Schedule.uniform(FULL_PRECISION.name, next(iter(choices.values())).schedule.windows)
     wanted |= {f"full {name}": (full, samplers[name]) for name in choices}
     timed = time_schedules(contest, candidate, wanted)
     assert timed is not None, "simulated precisions have no latency budget"
@@ -308,16 +310,46 @@ def _tune_of(output: Path) -> Mapping[str, Any]:
     return made if isinstance(made, dict) else {}
 
 
-def _finished(output: Path, identity: str) -> Bundle | None:
-    """Return the bundle that this very command wrote before, whole, or None."""
+def _finished(output: Path, identity: str, force: bool) -> Bundle | None:
+    """Return the bundle that this very command wrote before, whole, or None.
+
+    Raises:
+        BundleError: It is damaged, and may not be replaced.
+    """
     made = _tune_of(output)
     if made.get("identity") != identity or not made.get("complete"):
         return None
-    return read_bundle(output)
+    try:
+        return read_bundle(output)
+    except BundleError as error:
+        if force:
+            return None
+        raise BundleError(f"{error}, with --force") from error
+
+
+def _shortfall(made: Mapping[str, Any]) -> str | None:
+    """Return what a tune asked for and has not shown, with the mend, or None.
+
+    Args:
+        made: What the manifest says of the tune.
+    """
+    if not made.get("complete"):
+        return "interrupted, so not judged on test prompts; the same command finishes it"
+    if made.get("over_budget") is not None:
+        return (
+            f"timed as a whole, a schedule takes {made['over_budget']:.3f} times its latency; "
+            f"allow more --latency-ms"
+        )
+    if made["quality_shown_to"] > made["max_loss"]:
+        return (
+            f"a loss of {made['max_loss']:g} points or fewer was not shown on test prompts for "
+            f"every task; tune with more prompts (--mode), or allow more --max-loss"
+        )
+    return None
 
 
 def _summary(
-    bundle: Bundle, verdicts: list[Verdict] | None, facts: Mapping[str, Any]
+    bundle: Bundle, verdicts: Sequence[Verdict], facts: Mapping[str, Any]
 ) -> dict[str, Any]:
     manifest = bundle.manifest
     return {
@@ -330,6 +362,6 @@ def _summary(
             }
             for name, task in manifest.tasks.items()
         },
-        "tasks": {verdict.task: verdict_json(verdict) for verdict in verdicts or ()},
+        "tasks": {verdict.task: verdict_json(verdict) for verdict in verdicts},
         **facts,
     }

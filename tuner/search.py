@@ -17,7 +17,9 @@ from pathlib import Path
 
 import optuna
 from optuna.storages.journal import JournalFileBackend
+from sqlalchemy.exc import SQLAlchemyError
 
+from engines.errors import InputError
 from tuner.space import Candidate, Knob, first_candidates
 from tuner.trials import TrialLog, TrialResult
 
@@ -27,7 +29,7 @@ STRATEGIES = ("tpe", "random")
 FAILED_COST = 1e12
 
 
-def open_study(folder: Path, storage: str | None) -> optuna.Study:
+def open_study(folder: Path, storage: str | None, name: str = "cadenza") -> optuna.Study:
     """Return the study of a tune folder.
 
     Without a storage it is made anew beside the log, which is the truth; `search` fills it.
@@ -35,6 +37,10 @@ def open_study(folder: Path, storage: str | None) -> optuna.Study:
     Args:
         folder: Where the study's journal lies when no storage is given.
         storage: URL of a database that Optuna knows, or None.
+        name: Of the study; a database holds those of many commands.
+
+    Raises:
+        InputError: The database cannot be used.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     where: optuna.storages.BaseStorage | str
@@ -45,12 +51,21 @@ def open_study(folder: Path, storage: str | None) -> optuna.Study:
         where = optuna.storages.JournalStorage(journal)
     else:
         where = storage
-    return optuna.create_study(
-        study_name=f"cadenza-{folder.name}",
-        storage=where,
-        directions=["minimize", "minimize"],
-        load_if_exists=True,
-    )
+    try:
+        return optuna.create_study(
+            study_name=name,
+            storage=where,
+            directions=["minimize", "minimize"],
+            load_if_exists=True,
+        )
+    except (SQLAlchemyError, ImportError, ValueError) as error:
+        if storage is None:
+            raise
+        why = str(error).partition("\n")[0].rstrip(".")
+        raise InputError(
+            f"the storage {storage!r} cannot be used: {why}; give the URL of a database, for "
+            f"instance sqlite:///study.db, and install what it needs"
+        ) from error
 
 
 def search(
@@ -85,7 +100,7 @@ def search(
     finished = log.read()
     told = {trial.user_attrs.get("number") for trial in study.get_trials(deepcopy=False)}
     for result in finished:
-        if result.number not in told:
+        if result.number not in told and _inside(space, result.candidate):
             study.add_trial(_as_trial(space, result))
     done = {result.candidate for result in finished}
     while len(finished) < trials:
@@ -139,6 +154,12 @@ def _next_candidate(
     # The sampler repeats itself in small spaces: take the nearest candidate that is left.
     values = asked.values()
     return min(left, key=lambda each: (sum(each.values()[k] != values[k] for k in values), each))
+
+
+def _inside(space: Sequence[Knob], candidate: Candidate) -> bool:
+    """Return whether the knobs offer a candidate; those of a machine with more cores may not."""
+    values = candidate.values()
+    return all(values[knob.name] in knob.choices for knob in space)
 
 
 def _distributions(

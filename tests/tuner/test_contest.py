@@ -1,0 +1,184 @@
+"""One candidate: timed against the machine's drift, held to budgets, and out where it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engines.errors import BackendError
+from engines.manifest import DEFAULT_TASK
+from engines.measure import Latencies, Latency
+from engines.schedule import Schedule, passes_by_window
+from exporter.folder import Export
+from tests.tuner.tuning import EFFORT, bench_of
+from tuner import contest as rooms
+from tuner.contest import Contest
+from tuner.workshop import Workshop
+
+pytestmark = pytest.mark.usefixtures("small_effort")
+
+PASS_MS = {"fp32": 4.0, "int8": 3.0, "anchor": 4.0}
+
+
+def slowed(factors: list[float]) -> Any:
+    """Return a `measure` for a machine that is slower each time by the next factor."""
+    left = iter(factors)
+
+    def measure(
+        lanes: Mapping[str, object], sampler: object, windows: int, *_: object, **__: object
+    ) -> Latencies:
+        factor = next(left)
+        rows = [
+            Latency(name, ms, ms, ms, (ms,) * windows, 9, (ms,))
+            for name in lanes
+            for ms in (PASS_MS[name] * factor,)
+        ]
+        return Latencies(8, 16, tuple(rows))
+
+    return measure
+
+
+@pytest.fixture
+def contest(
+    exported: Export, tmp_path: Path, shared_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> Contest:
+    """Return a contest on a machine whose clock is ours."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.setattr(rooms, "measure", slowed([1.0] * 99))
+    monkeypatch.setattr(rooms, "measure_switch", lambda *_, **__: 0.5)
+    bench = bench_of(exported, tmp_path, "edit", max_loss=100.0)
+    return Contest(Workshop(bench, tmp_path / "work"))
+
+
+def asking(contest: Contest, **changes: object) -> Contest:
+    """Return the contest of another command on the same machine."""
+    bench = contest.bench
+    config = replace(bench.config, **changes)  # type: ignore[arg-type]
+    return replace(contest, shop=Workshop(replace(bench, config=config), contest.shop.work))
+
+
+def test_the_machine_s_drift_is_taken_out_of_a_candidate_s_latency(
+    contest: Contest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = contest.bench.jobs["edit"].sampler
+    monkeypatch.setattr(rooms, "measure", slowed([1.0, 2.0]))
+    default = contest.timing(contest.shop.default, sampler)
+    other = contest.timing(replace(contest.shop.default, threads=1), sampler)
+    assert default is not None
+    assert other is not None
+    assert default.by_window == other.by_window == {"fp32": [4.0] * 3, "int8": [3.0] * 3}
+    assert other.anchor_ms == 4.0
+    assert (default.switch_ms, other.switch_ms) == (0.5, 0.25)
+
+
+def test_a_resumed_contest_finds_its_timings_and_measures_nothing(
+    contest: Contest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = contest.bench.jobs["edit"].sampler
+    candidate = replace(contest.shop.default, threads=1)
+    before = contest.timing(candidate, sampler)
+    monkeypatch.setattr(rooms, "measure", slowed([]))
+    assert asking(contest).timing(candidate, sampler) == before
+
+
+def test_a_share_is_of_full_precision_s_whole_sequence_and_tightened_like_milliseconds(
+    contest: Contest,
+) -> None:
+    sampler = contest.bench.jobs["edit"].sampler
+    full = 4.0 * sum(passes_by_window(sampler, 3))
+    half = asking(contest, latency_share=0.5)
+    assert half.budget(sampler).latency_ms == pytest.approx(0.5 * full)
+    assert replace(half, tighten=0.9).budget(sampler).latency_ms == pytest.approx(0.45 * full)
+    named = asking(contest, latency_ms=30.0, mean_bits=9.0, memory_mib=5.0)
+    assert replace(named, tighten=0.5).budget(sampler).latency_ms == 15.0
+    assert named.budget(sampler).mean_bits == 9.0
+    assert named.budget(sampler).memory_mib == 5.0
+    assert contest.budget(sampler).latency_ms is None
+
+
+def test_a_result_has_a_choice_for_each_task_and_for_default_within_the_budgets(
+    contest: Contest,
+) -> None:
+    asked = asking(contest, latency_ms=44.0)
+    result = asked.evaluate(asked.shop.default, 0)
+    assert result.failed is None
+    assert result.feasible
+    assert set(result.tasks) == {"edit", DEFAULT_TASK}
+    assert result.cost <= 44.0
+    for task in result.tasks.values():
+        assert task["latency_ms"] <= 44.0
+        assert len(task["schedule"]) == 3
+        assert task["measured"] >= 1
+
+
+def test_a_budget_that_nothing_meets_puts_a_candidate_out_with_what_it_could_meet(
+    contest: Contest,
+) -> None:
+    result = asking(contest, latency_ms=35.9).evaluate(contest.shop.default, 4)
+    assert result.number == 4
+    assert not result.feasible
+    assert result.nearest == {"latency_ms": pytest.approx(36.0)}
+    assert "the smallest that fits is 36 ms a sequence" in str(result.failed)
+
+
+def test_an_engine_that_fails_puts_a_candidate_out_with_the_reason(
+    contest: Contest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise BackendError("no kernel for it; use another precision")
+
+    monkeypatch.setattr(rooms, "sensitivity_of", broken)
+    result = contest.evaluate(contest.shop.default, 0)
+    assert result.failed == "no kernel for it; use another precision"
+    assert result.nearest is None
+
+
+def test_a_loss_above_the_most_allowed_is_a_violation_by_as_much(
+    contest: Contest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strict = asking(contest, max_loss=1.0, precisions=("int8",))
+    strict = replace(
+        strict,
+        shop=Workshop(
+            replace(strict.bench, precisions=strict.bench.precisions[1:]), strict.shop.work
+        ),
+    )
+    monkeypatch.setattr(Contest, "_graded", lambda *_: None)
+    result = strict.evaluate(strict.shop.default, 0)
+    assert result.loss > 1.0
+    assert result.violations == {"edit": pytest.approx(result.loss - 1.0)}
+    assert not result.feasible
+
+
+def test_full_precision_loses_nothing_and_gains_most(contest: Contest) -> None:
+    job = contest.bench.jobs["edit"]
+    engines = contest.shop.engines(contest.shop.default)
+    uniform = Schedule.uniform("fp32", 3)
+    assert contest.loss(engines, job, job.tuning, uniform).mean == 0.0
+    found = contest.sensitivity(contest.shop.default, job)
+    assert found.precisions == ("int8", "fp32")
+    assert found.n_prompts == EFFORT.calibration
+    assert (found.gain[:, 1] >= found.gain[:, 0]).all()
+    assert np.allclose(found.kl[:, 1], 0.0)
+
+
+def test_a_sensitivity_is_measured_once(contest: Contest, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = contest.bench.jobs["edit"]
+    before = contest.sensitivity(contest.shop.default, job)
+    monkeypatch.setattr(rooms, "sensitivity_of", None)
+    again = asking(contest).sensitivity(contest.shop.default, job)
+    assert again.to_json() == before.to_json()
+
+
+def test_each_step_and_each_answer_is_told(contest: Contest) -> None:
+    steps: list[str] = []
+    answers: list[int] = []
+    watched = replace(contest, step=steps.append, advance=answers.append)
+    watched.choices(contest.shop.default)
+    assert steps == ["edit: sensitivity and latency", "edit: schedule", "default: schedule"]
+    assert set(answers) == {EFFORT.tuning}

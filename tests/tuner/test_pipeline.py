@@ -1,0 +1,350 @@
+"""`cadenza tune` from an export to a bundle: whole, resumable, and honest about what it lacks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cadenza import main
+from engines.bundle import read_bundle
+from engines.errors import BackendError, BudgetError
+from engines.runtime import Runtime
+from tests.tuner.tuning import Said, Tuner, snapshot
+from tuner import pipeline
+from tuner.contest import Contest
+from tuner.pipeline import best_trial
+from tuner.space import Candidate
+from tuner.trials import TrialResult
+
+INT8 = ("--precision", "int8", "--max-loss", "100")
+SIMULATED = ("--precision", "w4a4", "--precision", "w8a8")
+
+
+def work_of(bundle: Path) -> Path:
+    return bundle.parent / f"{bundle.name}.tune"
+
+
+def interrupted_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Let a Ctrl-C come in the middle of a trial."""
+    evaluate = Contest.evaluate
+
+    def until(contest: Contest, candidate: Candidate, count: int) -> TrialResult:
+        if count == number:
+            raise KeyboardInterrupt
+        return evaluate(contest, candidate, count)
+
+    monkeypatch.setattr(Contest, "evaluate", until)
+
+
+def test_a_tune_ends_with_a_bundle_that_verify_accepts(
+    tuned: Said, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tuned.code == 0, tuned.err
+    assert main(["verify", str(tuned.bundle)]) == 0, capsys.readouterr()
+    manifest = read_bundle(tuned.bundle).manifest
+    assert set(manifest.tasks) == {"edit", "close", "default"}
+    assert set(manifest.precisions) == {"int8"}
+    assert not manifest.degraded
+    assert (work_of(tuned.bundle) / "trials.jsonl").read_text().count("\n") == 2
+
+
+def test_json_is_alone_on_stdout_and_tells_what_ships(tuned: Said) -> None:
+    said = tuned.json
+    assert tuned.out.count("\n") == 1
+    assert said["digest"] == read_bundle(tuned.bundle).digest
+    assert said["schedules"] == {
+        name: {"cpu": ["int8"] * 3} for name in ("edit", "close", "default")
+    }
+    for task in said["tasks"].values():
+        assert len(task["shipped"]["latency_ms"]) == 3
+        assert task["shipped"]["n"] == 5 if task is not said["tasks"]["default"] else 10
+        assert {each["label"].split(",")[0] for each in task["compared"]} >= {"uniform fp32"}
+    assert "judging on test prompts" in tuned.err
+
+
+def test_the_same_command_again_changes_nothing_and_says_so(tuned: Said, tuner: Tuner) -> None:
+    before = snapshot(tuned.bundle, work_of(tuned.bundle))
+    again = tuner(*INT8, "--json", bundle=tuned.bundle)
+    assert again.code == 0
+    assert "complete already; nothing was changed" in again.err
+    assert again.json["digest"] == tuned.json["digest"]
+    assert again.json["made"] is False
+    assert snapshot(tuned.bundle, work_of(tuned.bundle)) == before
+
+
+def test_a_fresh_output_with_the_same_cache_builds_no_engine_and_gives_the_same_bundle(
+    tuned: Said, tuner: Tuner
+) -> None:
+    fresh = tuner(*INT8, "--json")
+    assert fresh.json["engines"]["built"] == 0
+    assert fresh.json["engines"]["reused"] > 0
+    assert fresh.json["digest"] == tuned.json["digest"]
+    assert fresh.json["tasks"] == tuned.json["tasks"]
+
+
+def test_interrupted_it_writes_the_best_so_far_and_the_same_command_finishes_it(
+    tuned: Said, tuner: Tuner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        interrupted_at(patch, 1)
+        broken = tuner(*INT8)
+    assert broken.code == 130
+    assert "interrupted: writing the best bundle so far" in broken.err
+    assert main(["verify", str(tuner.bundle)]) == 0, capsys.readouterr()
+    assert read_bundle(tuner.bundle).manifest.degraded
+    finished = tuner(*INT8, "--json")
+    assert finished.code == 0
+    assert finished.json["trials"] == 2
+    assert finished.json["digest"] == tuned.json["digest"]
+    assert not read_bundle(tuner.bundle).manifest.degraded
+
+
+def test_interrupted_while_judging_it_writes_the_bundle_too(
+    tuned: Said, tuner: Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_time(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "judge", no_time)
+        broken = tuner(*INT8, "--json")
+    assert broken.code == 130
+    assert broken.json["digest"] == tuned.json["digest"]
+    assert broken.json["degraded"]
+    assert tuner(*INT8).code == 0
+
+
+def test_interrupted_in_the_first_trial_it_leaves_no_bundle(
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted_at(monkeypatch, 0)
+    said = tuner(*INT8)
+    assert said.code == 130
+    assert "Traceback" not in said.err
+    assert not tuner.bundle.exists()
+
+
+def test_another_command_onto_an_output_is_refused_without_force(
+    tuned: Said, tuner: Tuner, tmp_path: Path
+) -> None:
+    copy = tmp_path / "BUNDLE"
+    shutil.copytree(tuned.bundle, copy)
+    shutil.copytree(work_of(tuned.bundle), work_of(copy))
+    before = snapshot(copy)
+    other = (*INT8, "--seed", "3")
+    refused = tuner(*other)
+    assert refused.code == 2
+    assert refused.err.rstrip().endswith("choose another place") or "--force" in refused.err
+    assert snapshot(copy) == before
+    shutil.rmtree(copy)
+    without_the_bundle = tuner(*other)
+    assert without_the_bundle.code == 2
+    assert "holds the work of another command; give --force" in without_the_bundle.err
+    forced = tuner(*other, "--force", "--json")
+    assert forced.code == 0
+    assert forced.json["seed"] == 3
+
+
+def test_a_damaged_bundle_is_made_again_with_force_only(
+    tuned: Said, tuner: Tuner, tmp_path: Path
+) -> None:
+    copy = tmp_path / "BUNDLE"
+    shutil.copytree(tuned.bundle, copy)
+    golden = copy / "golden.jsonl"
+    golden.write_bytes(golden.read_bytes()[:-2] + b"?\n")
+    refused = tuner(*INT8)
+    assert refused.code == 2
+    assert "golden.jsonl" in refused.err
+    assert refused.err.rstrip().endswith("tune again, with --force")
+    assert tuner(*INT8, "--force", "--json").json["digest"] == tuned.json["digest"]
+
+
+@pytest.mark.parametrize(
+    ("budget", "unit"),
+    [
+        (("--mean-bits", "7"), "mean_bits"),
+        (("--latency-ms", "0.0001"), "latency_ms"),
+        (("--latency-ms", "0.1%"), "latency_ms"),
+        (("--memory-mib", "0.0001"), "memory_mib"),
+    ],
+)
+def test_a_budget_below_the_cheapest_exits_3_and_names_the_smallest_that_fits(
+    budget: tuple[str, str], unit: str, tuner: Tuner
+) -> None:
+    said = tuner(*INT8, *budget, "--json")
+    assert said.code == 3
+    assert "the smallest that fits is" in said.err
+    nearest = said.json["infeasible"]
+    assert set(nearest) == {unit}
+    assert nearest[unit] > 0
+    assert not tuner.bundle.exists()
+    if unit != "latency_ms":
+        assert tuner(*INT8, budget[0], nearest[unit] * 1.001).code == 0
+
+
+def test_a_latency_may_be_a_share_of_full_precision_s(tuner: Tuner) -> None:
+    said = tuner(*INT8, "--precision", "fp32", "--latency-ms", "5000%", "--json")
+    assert said.code == 0, said.err
+    assert said.json["goal"] == "quality"
+    assert said.json["tightened"] == 1.0
+    bundle = json.loads((tuner.bundle / "manifest.json").read_text())
+    target = bundle["tasks"]["edit"]["targets"]["cpu"]
+    assert target["budgets"]["latency_ms"] > target["predicted"]["latency_ms"] > 0
+
+
+def test_a_schedule_that_takes_longer_as_a_whole_is_chosen_anew_or_told_to_be_degraded(
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "_overshoot", lambda *_: 1.5)
+    said = tuner(*INT8, "--latency-ms", "5000%", "--json", "--strict")
+    assert said.code == 4
+    assert said.err.count("1.500 times its budget; choosing again") == 2
+    assert "allow more --latency-ms" in said.err
+    assert said.json["over_budget"] == 1.5
+    assert said.json["tightened"] == pytest.approx(1.5**-2)
+    assert said.json["degraded"] is True
+
+
+def test_simulated_precisions_are_tuned_by_bits_and_carry_no_latency(
+    tuner: Tuner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = tuner(*SIMULATED, "--mean-bits", "6", "--max-loss", "100")
+    assert said.code == 0, said.err
+    assert " bits, loss " in said.err
+    rows = [line for line in said.out.splitlines() if "ships" in line]
+    assert len(rows) == 3
+    assert all("  -  " in row for row in rows)
+    manifest = (tuner.bundle / "manifest.json").read_text()
+    for task in json.loads(manifest)["tasks"].values():
+        target = task["targets"]["cpu"]
+        assert target["predicted"]["mean_bits"] <= 6
+        assert target["predicted"]["latency_ms"] is None
+        assert target["measured"]["shipped"]["latency_ms"] is None
+        assert all(each["latency_ms"] is None for each in target["measured"]["compared"])
+    assert all(each["simulated"] for each in json.loads(manifest)["precisions"])
+    assert main(["verify", str(tuner.bundle)]) == 0, capsys.readouterr()
+
+
+def prompt_file(file: Path, count: int = 24) -> Path:
+    lines = [
+        {"id": str(n), "prompt": f"edit:a{'bcd'[n % 3]},{'abcd' * (1 + n % 2)}{'efgh'[n % 4]}{n}"}
+        for n in range(count)
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+def test_prompts_without_a_grader_are_judged_by_agreement(tuner: Tuner, tmp_path: Path) -> None:
+    file = prompt_file(tmp_path / "mine.jsonl")
+    said = tuner(*INT8, "--precision", "fp32", "--task", f"mine={file}", "--json")
+    assert said.code == 0, said.err
+    task = said.json["tasks"]["mine"]
+    assert task["shipped"]["accuracy"] is None
+    lost, _, _ = task["loss"]
+    assert lost == pytest.approx(100 * (1 - task["shipped"]["agreement"][0]))
+
+
+def test_a_changed_prompt_file_is_another_command(tuner: Tuner, tmp_path: Path) -> None:
+    file = prompt_file(tmp_path / "mine.jsonl")
+    asked = (*INT8, "--task", f"mine={file}")
+    assert tuner(*asked).code == 0
+    moved = file.rename(tmp_path / "moved.jsonl")
+    assert "nothing was changed" in tuner(*INT8, "--task", f"mine={moved}").err
+    assert tuner(*INT8, "--task", f"mine={prompt_file(file, 23)}").code == 2
+
+
+def test_strict_exits_4_where_the_quality_is_not_shown(tuned: Said, tuner: Tuner) -> None:
+    asked = ("--precision", "fp32", "--max-loss", "1", "--json")
+    said = tuner(*asked)
+    assert said.code == 0
+    assert said.json["degraded"] is True
+    assert said.json["quality_shown_to"] > 1
+    assert "degraded: a loss of 1 points or fewer was not shown" in said.err
+    strict = tuner(*asked, "--strict")
+    assert strict.code == 4
+    assert "allow more --max-loss" in strict.err
+    assert strict.json["digest"] == said.json["digest"]
+
+
+def test_a_recipe_with_other_graphs_is_built_timed_and_shipped(
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered = pipeline.knobs
+    other = Candidate(
+        windows=2, clip=0.9, keep=1, scales="window", threads=1, optimization="extended"
+    )
+
+    def only_other(*of: object) -> tuple[object, ...]:
+        return tuple(
+            replace(knob, choices=(other.values()[knob.name],))
+            for knob in offered(*of)  # type: ignore[arg-type]
+        )
+
+    monkeypatch.setattr(pipeline, "knobs", only_other)
+    said = tuner(*INT8, "--json")
+    assert said.code == 0, said.err
+    assert said.json["candidate"] == other.values()
+    assert said.json["schedules"]["edit"] == {"cpu": ["int8", "int8"]}
+    runtime = Runtime.load(tuner.bundle)
+    assert runtime.generate("edit:ab,abc", "edit")[0].passes == 12
+
+
+def test_a_damaged_log_of_trials_is_told_with_its_mend(tuner: Tuner) -> None:
+    work = work_of(tuner.bundle)
+    assert tuner(*INT8, "--trials", "1").code == 0
+    shutil.rmtree(tuner.bundle)
+    for damage in (b"[1]\n", b"5\n", b'"x"\n', b"{}\n", b"\xff\n"):
+        (work / "trials.jsonl").write_bytes(damage)
+        said = tuner(*INT8, "--trials", "1")
+        assert said.code == 2
+        assert "trials.jsonl, line 1: not a trial" in said.err
+        assert "remove the file" in said.err
+    (work / "trials.jsonl").unlink()
+    assert tuner(*INT8, "--trials", "1").code == 0
+
+
+def test_no_trial_starts_after_the_timeout_and_it_ends_like_a_finished_search(
+    tuner: Tuner,
+) -> None:
+    said = tuner(*INT8, "--timeout", "1e-6", "--json")
+    assert said.code == 0
+    assert said.json["trials"] == 1
+    assert said.json["complete"] is True
+
+
+def trial(
+    number: int, cost: float, loss: float, missed: float = 0.0, **more: object
+) -> TrialResult:
+    candidate = Candidate(
+        windows=3, clip=1.0, keep=0, scales="shared", threads=number, optimization="all"
+    )
+    return TrialResult(number, candidate, cost, loss, {"edit": missed}, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("goal", "trials", "best"),
+    [
+        ("latency", [trial(0, 3, 0), trial(1, 2, 0.9), trial(2, 1, 5, missed=4)], 1),
+        ("latency", [trial(0, 2, 0), trial(1, 2, 0)], 0),
+        ("quality", [trial(0, 3, 0.0), trial(1, 2, 0.4), trial(2, 1, 0.9)], 1),
+        ("latency", [trial(0, 3, 9, missed=8), trial(1, 1, 20, missed=19)], 0),
+        ("latency", [trial(0, 0, 0, failed="no engine"), trial(1, 9, 0)], 1),
+    ],
+)
+def test_the_cheapest_trial_within_the_loss_ships(
+    goal: str, trials: list[TrialResult], best: int
+) -> None:
+    assert best_trial(trials, goal).number == best
+
+
+def test_where_every_trial_failed_the_first_reason_is_told() -> None:
+    with pytest.raises(BackendError, match="the first with: no kernel"):
+        best_trial([trial(0, 0, 0, failed="no kernel"), trial(1, 0, 0, failed="?")], "latency")
+    nearest = {"latency_ms": 3.0}
+    with pytest.raises(BudgetError, match="too little") as caught:
+        best_trial([trial(0, 0, 0, failed="too little", nearest=nearest)], "latency")
+    assert caught.value.nearest == nearest

@@ -1,0 +1,73 @@
+"""The space of candidates: the export's own recipe first, and no knob that nothing can turn."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from tuner import space
+from tuner.space import Candidate, default_candidate, first_candidates, knobs, size
+
+DEFAULT = Candidate(windows=6, clip=1.0, keep=0, scales="shared", threads=0, optimization="all")
+
+
+def choices(*of: object, default: Candidate = DEFAULT) -> dict[str, tuple[object, ...]]:
+    return {knob.name: knob.choices for knob in knobs(default, *of)}  # type: ignore[arg-type]
+
+
+def test_every_knob_begins_with_the_default_and_has_no_choice_twice() -> None:
+    odd = Candidate(windows=5, clip=0.95, keep=0, scales="shared", threads=0, optimization="all")
+    for default in (DEFAULT, odd):
+        offered = knobs(default, 12, 4, True)
+        assert default_candidate(offered) == default
+        assert [knob.name for knob in offered] == [field.name for field in fields(Candidate)]
+        for knob in offered:
+            assert knob.says
+            assert len(set(knob.choices)) == len(knob.choices)
+
+
+def test_there_are_no_more_windows_than_steps_nor_kept_blocks_than_blocks() -> None:
+    assert choices(6, 2, True)["windows"] == (6, 3, 4)
+    assert choices(6, 2, True)["keep"] == (0, 1)
+    assert choices(6, 1, True)["keep"] == (0,)
+
+
+def test_without_static_scales_what_belongs_to_them_is_not_offered() -> None:
+    offered = choices(12, 8, False)
+    assert {name for name, of in offered.items() if len(of) == 1} >= {"clip", "keep", "scales"}
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads"), [(1, (0,)), (2, (0, 1)), (4, (0, 1, 2)), (16, (0, 1, 8))]
+)
+def test_threads_are_all_half_or_one_each_once(
+    monkeypatch: pytest.MonkeyPatch, cores: int, threads: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(space, "usable_cores", lambda: cores)
+    assert choices(12, 4, True)["threads"] == threads
+
+
+def test_the_size_is_the_number_of_candidates() -> None:
+    assert size(knobs(DEFAULT, 3, 1, False)) == len(choices(3, 1, False)["windows"]) * len(
+        choices(3, 1, False)["threads"]
+    ) * len(choices(3, 1, False)["optimization"])
+
+
+def test_a_search_begins_with_the_defaults_and_single_changes_that_are_offered() -> None:
+    for static in (False, True):
+        offered = knobs(DEFAULT, 12, 4, static)
+        first = first_candidates(offered)
+        assert first[0] == DEFAULT
+        assert len(set(first)) == len(first)
+        for each in first:
+            assert all(each.values()[knob.name] in knob.choices for knob in offered)
+            changed = [k for k, value in each.values().items() if value != DEFAULT.values()[k]]
+            assert len(changed) <= 1
+
+
+def test_a_candidate_survives_its_values() -> None:
+    assert Candidate.from_values(DEFAULT.values()) == DEFAULT
+    for values in (DEFAULT.values() | {"colour": 1}, {"windows": 3}):
+        with pytest.raises(ValueError, match="a candidate has the knobs"):
+            Candidate.from_values(values)

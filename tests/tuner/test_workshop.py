@@ -1,0 +1,96 @@
+"""The engines of candidates: of the right graphs, made once, and few loaded at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engines.ort import OrtOptions
+from exporter.folder import Export
+from tests.tuner.tuning import bench_of
+from tuner import workshop
+from tuner.workshop import Workshop, engine_spec
+
+pytestmark = pytest.mark.usefixtures("small_effort")
+
+
+@pytest.fixture
+def shop(exported: Export, tmp_path: Path) -> Workshop:
+    (tmp_path / "work").mkdir()
+    return Workshop(bench_of(exported, tmp_path, precisions=("int8",)), tmp_path / "work")
+
+
+def test_the_default_is_the_export_s_own_recipe(shop: Workshop) -> None:
+    engines = shop.engines(shop.default)
+    assert engines.folder is shop.bench.export
+    assert set(engines.fleet.engines) == {"fp32", "int8"}
+    assert engines.graphs == {"fp32": "fp32.serve", "int8": "int8.all.serve"}
+    assert list(shop.work.iterdir()) == []
+
+
+def test_another_recipe_is_made_once_and_its_options_reach_the_sessions(shop: Workshop) -> None:
+    candidate = replace(shop.default, windows=2, clip=0.8, threads=1)
+    engines = shop.engines(candidate)
+    assert (engines.folder.windows, engines.folder.recipe.clip) == (2, 0.8)
+    assert engines.options.threads == 1
+    made = list((shop.work / "recipes").iterdir())
+    assert [engines.folder.folder] == made
+    again = Workshop(shop.bench, shop.work)
+    assert again.engines(candidate).fleet.keys == engines.fleet.keys
+    assert list((shop.work / "recipes").iterdir()) == made
+    assert (again.built.built, again.built.reused) == (0, 2)
+
+
+def test_engines_are_counted_as_built_once_and_as_reused_ever_after(shop: Workshop) -> None:
+    shop.engines(shop.default)
+    assert (shop.built.built, shop.built.reused) == (2, 0)
+    assert shop.engines(shop.default) is shop.engines(shop.default)
+    assert (shop.built.built, shop.built.reused) == (2, 0)
+
+
+def test_beside_the_default_only_the_last_candidate_stays_loaded(shop: Workshop) -> None:
+    default = shop.engines(shop.default)
+    for threads in (1, 2, 3):
+        last = shop.engines(replace(shop.default, threads=threads))
+    assert shop.engines(shop.default) is default
+    assert shop.engines(replace(shop.default, threads=3)) is last
+    assert len(shop._loaded) == 2
+
+
+def test_scales_are_one_set_in_the_graph_or_one_a_window_as_an_input(exported: Export) -> None:
+    stem, shared = engine_spec(exported, "int8", "shared", OrtOptions())
+    assert stem == "int8.all.serve"
+    assert shared.scales is None
+    stem, by_window = engine_spec(exported, "int8", "window", OrtOptions())
+    assert stem == "int8.serve"
+    assert by_window.scales is not None
+    assert len(by_window.scales) == exported.windows
+    for scales in ("shared", "window"):
+        stem, spec = engine_spec(exported, "fp32", scales, OrtOptions())
+        assert (stem, spec.scales) == ("fp32.serve", None)
+
+
+def test_the_most_sensitive_blocks_are_kept_beside_those_that_the_export_keeps(
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workshop, "rank_blocks", lambda *_: (1, 0))
+    assert shop.engines(replace(shop.default, keep=1)).folder.recipe.keep == (1,)
+    base = shop.bench.export
+    keeping = replace(base, recipe=replace(base.recipe, keep=(1,)))
+    other = Workshop(replace(shop.bench, export=keeping), shop.work)
+    monkeypatch.setattr(workshop, "rank_blocks", lambda *_: (1, 0))
+    assert other.engines(replace(other.default, keep=1)).folder.recipe.keep == (0, 1)
+
+
+def test_every_block_is_ranked_once(shop: Workshop) -> None:
+    ranks = shop._block_ranks
+    assert sorted(ranks) == list(range(shop.blocks))
+
+
+def test_traces_are_of_full_precision_and_of_every_calibration_prompt(shop: Workshop) -> None:
+    for name, job in shop.bench.jobs.items():
+        traces = shop.traces[name]
+        assert [trace.request.prompt for trace in traces] == [i.ids for i in job.calibration]
+        assert all(set(t.request.schedule.precisions) == {"fp32"} for t in traces)
