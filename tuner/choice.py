@@ -157,7 +157,7 @@ def choose_schedule(
         gain=table.predicted(best),
         loss=options[chosen.index].worst_loss,
         reference=reference,
-        reason=_reason(best, reference, measures, chosen.reason, seed),
+        reason=_reason(best, reference, measures, f"{chosen.reason} (tuning prompts)", seed),
         measured=measured,
     )
 
@@ -203,7 +203,7 @@ def _reason(
     gap = paired_interval(ours, theirs, seed=seed).scaled(100.0)
     return (
         f"{why}; {gap.mean:+.2f} [{gap.low:.2f}, {gap.high:.2f}] points of full precision's "
-        f"tokens against uniform {reference.precisions[0]}, on tuning prompts"
+        f"tokens against uniform {reference.precisions[0]}"
     )
 
 

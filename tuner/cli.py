@@ -76,7 +76,7 @@ def _tune_parser() -> argparse.ArgumentParser:
         metavar="L",
         help="most milliseconds a sequence, or a percentage of full precision's, such as 80%%",
     )
-    add("--memory-mib", type=float, metavar="M", help="most MiB of weights and activations")
+    add("--memory-mib", type=float, metavar="M", help="most MiB of weights that the schedules use")
     add(
         "--max-loss",
         type=float,

@@ -35,7 +35,7 @@ class Effort:
 
 
 MODES: dict[str, Effort] = {
-    "quick": Effort(3, 64, 192, 400, 9, 5, 2),
+    "quick": Effort(4, 64, 192, 400, 9, 5, 2),
     "default": Effort(12, 256, 256, 1000, 15, 12, 8),
     "extensive": Effort(40, 512, 512, 2000, 25, 30, 16),
 }
@@ -125,10 +125,7 @@ class TuneConfig:
 
         Paths are not part of it, but the contents of the export and of prompt files are.
         """
-        parts = asdict(self) | {
-            "export": export_digest,
-            "tasks": prompts_digest,
-            "output": None,
-            "cache": None,
-        }
+        elsewhere = ("output", "cache", "storage", "timeout_s")
+        parts = asdict(self) | {"export": export_digest, "tasks": prompts_digest}
+        parts |= dict.fromkeys(elsewhere)
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()

@@ -153,9 +153,16 @@ def judge(contest: Contest, candidate: Candidate, choices: Mapping[str, Choice])
         quiet = replace(contest, advance=lambda answers: None)
         losses = [quiet.loss(engines, job, job.test, choice.schedule) for job in jobs]
         worst = max(losses, key=lambda loss: loss.high)
+        budget = bench.config.latency_ms
+        if bench.config.latency_share is not None:
+            full = Schedule.uniform(FULL_PRECISION.name, choice.schedule.windows)
+            took_full = next(row.ms for row in rows if row.schedule == full)
+            assert took_full is not None, "simulated precisions have no latency budget"
+            budget = bench.config.latency_share * took_full[0]
         verdicts.append(
             Verdict(
                 task=name,
+                budget_ms=budget,
                 shipped=rows[0],
                 others=tuple(rows[1:]),
                 reason=choice.reason,

@@ -40,6 +40,9 @@ from tuner.workshop import Workshop
 # How often a schedule that misses its latency when timed as a whole is chosen anew.
 _SETTLING_ROUNDS = 3
 
+# A schedule within this factor of its latency meets it: a clock's noise over whole sequences.
+_SAME_LATENCY = 1.01
+
 # Losses this close, in points, are not told apart when candidates are compared.
 _SAME_LOSS = 0.5
 
@@ -137,6 +140,11 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
         "seed": config.seed,
         "mode": config.mode,
         "quality_shown_to": max((v.quality_shown_to for v in verdicts), default=None),
+        "short": {
+            v.task: [round(end, 2) for end in v.loss]
+            for v in verdicts
+            if v.quality_shown_to > config.max_loss
+        },
         **notes,
     }
     shortfall = _shortfall(facts)
@@ -168,8 +176,7 @@ def _search(
 ) -> list[TrialResult]:
     config = bench.config
     steps = min(job.sampler.steps for job in bench.jobs.values())
-    static = any(precision.has_static_scales for precision in bench.precisions)
-    space = knobs(contest.shop.default, steps, contest.shop.blocks, static)
+    space = knobs(contest.shop.default, steps, contest.shop.blocks, bench.precisions)
     trials = config.trials or bench.effort.trials
     bench.say(f"searching {size(space)} candidates in {trials} trials for {config.goal}")
 
@@ -244,7 +251,7 @@ def _settled(
     tightened = contest
     for turn in range(_SETTLING_ROUNDS):
         over = _overshoot(tightened, candidate, choices)
-        if over <= 1.0:
+        if over <= _SAME_LATENCY:
             return tightened, choices, {"tightened": tightened.tighten}
         said = f"timed as a whole, a schedule takes {over:.3f} times its budget"
         if turn + 1 == _SETTLING_ROUNDS:
@@ -274,7 +281,7 @@ def _tightened(
 
 
 def _overshoot(contest: Contest, candidate: Candidate, choices: Mapping[str, Choice]) -> float:
-    """Return by what factor the worst schedule misses its latency beyond the noise, or 1.
+    """Return by what factor the worst schedule misses its latency, or 1.
 
     A share of full precision is taken of full precision in the same rounds.
     """
@@ -294,8 +301,7 @@ def _overshoot(contest: Contest, candidate: Candidate, choices: Mapping[str, Cho
         else:
             assert config.latency_ms is not None
             budget = config.latency_ms
-        if timed[name].low > budget:
-            worst = max(worst, timed[name].median / budget)
+        worst = max(worst, timed[name].median / budget)
     return worst
 
 
@@ -341,9 +347,14 @@ def _shortfall(made: Mapping[str, Any]) -> str | None:
             f"allow more --latency-ms"
         )
     if made["quality_shown_to"] > made["max_loss"]:
+        short = made.get("short", {})
+        tasks = ", ".join(
+            f"{name} {m:.2f} [{low}, {high}]" for name, (m, low, high) in short.items()
+        )
+        more = any(low <= made["max_loss"] for _, low, _ in short.values())
         return (
             f"a loss of {made['max_loss']:g} points or fewer was not shown on test prompts for "
-            f"every task; tune with more prompts (--mode), or allow more --max-loss"
+            f"{tasks}; {'tune with more prompts (--mode), or ' if more else ''}allow more --max-loss"
         )
     return None
 

@@ -47,6 +47,8 @@ class Verdict:
         reason: In a sentence.
         loss: (points, low, high) lost against full precision on test prompts, 95 %; of `default`
             the worst task's.
+        budget_ms: Most milliseconds a sequence that were asked for, a share of full precision's
+            taken of what it took in the same rounds; None where nothing was asked.
     """
 
     task: str
@@ -54,6 +56,7 @@ class Verdict:
     others: tuple[Measured, ...]
     reason: str
     loss: tuple[float, float, float]
+    budget_ms: float | None = None
 
     @property
     def quality_shown_to(self) -> float:
@@ -78,12 +81,23 @@ def closing_table(
                     _range(each.ms, 1.0, 1),
                     _range(each.accuracy, 100.0, 1),
                     _range(each.agreement, 100.0, 1),
+                    _range(verdict.loss, 1.0, 2) if index == 0 else None,
                 ]
             )
     header = ["task", "schedule", "windows", "bits", "ms a sequence", "accuracy %", "agreement %"]
+    header.append("loss, points")
     lines = [table(header, rows), "", legend(bits, ascii_), ""]
-    lines += [f"{verdict.task}: {verdict.reason}" for verdict in verdicts]
+    lines += [f"{verdict.task}: {verdict.reason}{_budget(verdict)}" for verdict in verdicts]
     return "\n".join(lines)
+
+
+def _budget(verdict: Verdict) -> str:
+    """Return whether the latency asked for was met when it was measured again, in words."""
+    if verdict.budget_ms is None or verdict.shipped.ms is None:
+        return ""
+    over = verdict.shipped.ms[0] / verdict.budget_ms - 1.0
+    met = "met" if over <= 0.01 else f"missed by {100 * over:.1f} %"
+    return f"; budget {verdict.budget_ms:.1f} ms: {met}"
 
 
 def _range(value: tuple[float, float, float] | None, scale: float, digits: int) -> str | None:
@@ -101,6 +115,7 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
         "reason": verdict.reason,
         "loss": list(verdict.loss),
         "quality_shown_to": verdict.quality_shown_to,
+        "budget_ms": verdict.budget_ms,
     }
 
 

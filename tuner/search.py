@@ -144,7 +144,7 @@ def _next_candidate(
     trial_seed = int.from_bytes(hashlib.sha256(f"{seed}/{count}".encode()).digest()[:4], "big")
     if strategy == "random":
         return random.Random(trial_seed).choice(left)
-    study.sampler = optuna.samplers.TPESampler(seed=trial_seed, n_startup_trials=4)
+    study.sampler = optuna.samplers.TPESampler(seed=trial_seed, n_startup_trials=3)
     trial = study.ask(_distributions(space))
     asked = Candidate.from_values(trial.params)
     # The answer goes to the study as a trial of its own, so this question is closed.

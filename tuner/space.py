@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from engines.machine import usable_cores
+from engines.precision import FULL_PRECISION, Precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Candidate:
 
     Attributes:
         windows: Parts of progress that are scheduled apart.
-        clip: Share of the largest calibrated activation that int8 covers.
+        clip: Share of the largest activation that still fits; above it activations saturate.
         keep: Blocks kept in full precision, the most sensitive first.
         scales: Whether int8's activation scales differ by window or are one set.
         threads: Threads of an engine; 0 for every core.
@@ -68,7 +69,7 @@ class Candidate:
 
 _SAYS = {
     "windows": "parts of progress that are scheduled apart",
-    "clip": "share of the largest activation that int8 covers",
+    "clip": "share of the largest activation that still fits",
     "keep": "blocks kept in full precision",
     "scales": "sets of int8 activation scales",
     "threads": "threads of an engine; 0 for every core",
@@ -76,23 +77,29 @@ _SAYS = {
 }
 
 
-def knobs(default: Candidate, steps: int, blocks: int, static_scales: bool) -> tuple[Knob, ...]:
+def knobs(
+    default: Candidate, steps: int, blocks: int, precisions: Sequence[Precision]
+) -> tuple[Knob, ...]:
     """Return the knobs of an export; what its precisions cannot use has one choice.
 
     Args:
         default: The export's own recipe with the default options.
         steps: Fewest denoising steps of any task: no more windows than that.
         blocks: Of the denoiser.
-        static_scales: Whether a candidate precision is calibrated beforehand (int8).
+        precisions: The candidates.  Only quantized ones have a clip and kept blocks, only int8
+            has static scales, and only executed ones are timed.
     """
     cores = usable_cores()
+    quantized = any(precision.family != FULL_PRECISION.family for precision in precisions)
+    static = any(precision.has_static_scales for precision in precisions)
+    timed = not any(precision.simulated for precision in precisions)
     choices: dict[str, tuple[int | float | str, ...]] = {
         "windows": tuple(count for count in (3, 4, 6, 8, 12) if count <= steps),
-        "clip": (1.0, 0.9, 0.8) if static_scales else (),
-        "keep": tuple(n for n in (0, 1, 2) if n < blocks) if static_scales else (),
-        "scales": ("shared", "window") if static_scales else (),
-        "threads": (0, *sorted({1, max(1, cores // 2)} - {cores})),
-        "optimization": ("all", "extended"),
+        "clip": (1.0, 0.9, 0.8) if quantized else (),
+        "keep": tuple(n for n in (0, 1, 2) if n < blocks) if quantized else (),
+        "scales": ("shared", "window") if static else (),
+        "threads": (0, *sorted({1, max(1, cores // 2)} - {cores})) if timed else (),
+        "optimization": ("all", "extended") if timed else (),
     }
     return tuple(
         Knob(name, (own, *(choice for choice in choices[name] if choice != own)), _SAYS[name])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from engines.errors import InputError
 from tuner.search import open_study, search
 from tuner.space import Candidate, Knob, default_candidate, size
 from tuner.trials import TrialLog, TrialResult
@@ -117,3 +119,35 @@ def test_infeasible_and_failed_results_are_told_apart() -> None:
 def test_an_unknown_strategy_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="strategy"):
         walk(tmp_path, 2, Evaluations(), "full")
+
+
+def test_trials_of_a_machine_with_more_cores_count_but_are_not_told_to_the_study(
+    tmp_path: Path,
+) -> None:
+    log = TrialLog(tmp_path / "trials.jsonl")
+    log.append(worth(default_candidate(SPACE), 0))
+    log.append(worth(replace(default_candidate(SPACE), threads=16), 1))
+    study = open_study(tmp_path, None)
+    found = search(SPACE, worth, log, study, 4, seed=5)
+    assert [result.number for result in found] == [0, 1, 2, 3]
+    assert {t.user_attrs.get("number") for t in study.trials if t.values} == {0, 2, 3}
+
+
+def test_a_database_holds_the_studies_of_many_commands_apart(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/study.db"
+    for name in ("one", "other"):
+        folder = tmp_path / name
+        folder.mkdir()
+        log = TrialLog(folder / "trials.jsonl")
+        search(SPACE, worth, log, open_study(folder, url, name), 3, seed=5, strategy="random")
+        again = open_study(folder, url, name)
+        assert {t.user_attrs["number"] for t in again.trials if t.values} == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    "url", ["nonsense", "sqlite:////nowhere/at/all.db", "redis://here", "unheard://of"]
+)
+def test_a_storage_that_cannot_be_used_is_told_with_the_mend(tmp_path: Path, url: str) -> None:
+    with pytest.raises(InputError, match="give the URL of a database") as caught:
+        open_study(tmp_path, url)
+    assert "\n" not in str(caught.value)

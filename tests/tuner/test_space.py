@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 
 import pytest
 
+from engines.precision import Precision, precision_from_name
 from tuner import space
 from tuner.space import Candidate, default_candidate, first_candidates, knobs, size
 
 DEFAULT = Candidate(windows=6, clip=1.0, keep=0, scales="shared", threads=0, optimization="all")
+
+
+FP32, INT8, W4A4 = (precision_from_name(name) for name in ("fp32", "int8", "w4a4"))
+STATIC = (FP32, INT8)
 
 
 def choices(*of: object, default: Candidate = DEFAULT) -> dict[str, tuple[object, ...]]:
@@ -19,7 +25,7 @@ def choices(*of: object, default: Candidate = DEFAULT) -> dict[str, tuple[object
 def test_every_knob_begins_with_the_default_and_has_no_choice_twice() -> None:
     odd = Candidate(windows=5, clip=0.95, keep=0, scales="shared", threads=0, optimization="all")
     for default in (DEFAULT, odd):
-        offered = knobs(default, 12, 4, True)
+        offered = knobs(default, 12, 4, STATIC)
         assert default_candidate(offered) == default
         assert [knob.name for knob in offered] == [field.name for field in fields(Candidate)]
         for knob in offered:
@@ -28,14 +34,25 @@ def test_every_knob_begins_with_the_default_and_has_no_choice_twice() -> None:
 
 
 def test_there_are_no_more_windows_than_steps_nor_kept_blocks_than_blocks() -> None:
-    assert choices(6, 2, True)["windows"] == (6, 3, 4)
-    assert choices(6, 2, True)["keep"] == (0, 1)
-    assert choices(6, 1, True)["keep"] == (0,)
+    assert choices(6, 2, STATIC)["windows"] == (6, 3, 4)
+    assert choices(6, 2, STATIC)["keep"] == (0, 1)
+    assert choices(6, 1, STATIC)["keep"] == (0,)
 
 
-def test_without_static_scales_what_belongs_to_them_is_not_offered() -> None:
-    offered = choices(12, 8, False)
-    assert {name for name, of in offered.items() if len(of) == 1} >= {"clip", "keep", "scales"}
+@pytest.mark.parametrize(
+    ("precisions", "idle"),
+    [
+        ((FP32,), {"clip", "keep", "scales"}),
+        ((FP32, INT8), set()),
+        ((W4A4,), {"scales", "threads", "optimization"}),
+    ],
+)
+def test_what_the_precisions_cannot_use_is_not_offered(
+    precisions: tuple[Precision, ...], idle: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, "usable_cores", lambda: 2)
+    offered = choices(12, 8, precisions)
+    assert {name for name, of in offered.items() if len(of) == 1} == idle
 
 
 @pytest.mark.parametrize(
@@ -45,17 +62,16 @@ def test_threads_are_all_half_or_one_each_once(
     monkeypatch: pytest.MonkeyPatch, cores: int, threads: tuple[int, ...]
 ) -> None:
     monkeypatch.setattr(space, "usable_cores", lambda: cores)
-    assert choices(12, 4, True)["threads"] == threads
+    assert choices(12, 4, STATIC)["threads"] == threads
 
 
 def test_the_size_is_the_number_of_candidates() -> None:
-    assert size(knobs(DEFAULT, 3, 1, False)) == len(choices(3, 1, False)["windows"]) * len(
-        choices(3, 1, False)["threads"]
-    ) * len(choices(3, 1, False)["optimization"])
+    offered = choices(3, 1, STATIC)
+    assert size(knobs(DEFAULT, 3, 1, STATIC)) == math.prod(map(len, offered.values())) > 1
 
 
 def test_a_search_begins_with_the_defaults_and_single_changes_that_are_offered() -> None:
-    for static in (False, True):
+    for static in (False, STATIC):
         offered = knobs(DEFAULT, 12, 4, static)
         first = first_candidates(offered)
         assert first[0] == DEFAULT

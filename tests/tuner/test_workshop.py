@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engines.ort import OrtOptions
-from exporter.folder import Export
+from exporter.folder import Export, Recipe
 from tests.tuner.tuning import bench_of
 from tuner import workshop
 from tuner.workshop import Workshop, engine_spec
@@ -75,13 +75,23 @@ def test_scales_are_one_set_in_the_graph_or_one_a_window_as_an_input(exported: E
 def test_the_most_sensitive_blocks_are_kept_beside_those_that_the_export_keeps(
     shop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workshop, "rank_blocks", lambda *_: (1, 0))
-    assert shop.engines(replace(shop.default, keep=1)).folder.recipe.keep == (1,)
+    asked: list[tuple[int, ...]] = []
+
+    def requantized(source: Path, out: Path, recipe: Recipe) -> Path:
+        asked.append(recipe.keep)
+        return source
+
+    monkeypatch.setattr(workshop, "rank_blocks", lambda *_: (3, 1, 0, 2))
+    monkeypatch.setattr(workshop, "requantize", requantized)
     base = shop.bench.export
-    keeping = replace(base, recipe=replace(base.recipe, keep=(1,)))
-    other = Workshop(replace(shop.bench, export=keeping), shop.work)
-    monkeypatch.setattr(workshop, "rank_blocks", lambda *_: (1, 0))
-    assert other.engines(replace(other.default, keep=1)).folder.recipe.keep == (0, 1)
+    for kept in ((), (1,)):
+        export = replace(base, recipe=replace(base.recipe, keep=kept))
+        one = Workshop(replace(shop.bench, export=export), shop.work)
+        one.engines(one.default)
+        assert one.engines(one.default).folder is export
+        for keep in (1, 2):
+            one.engines(replace(one.default, keep=keep))
+    assert asked == [(3,), (1, 3), (1, 3), (0, 1, 3)]
 
 
 def test_every_block_is_ranked_once(shop: Workshop) -> None:
