@@ -354,7 +354,8 @@ def _shortfall(made: Mapping[str, Any]) -> str | None:
         more = any(low <= made["max_loss"] for _, low, _ in short.values())
         return (
             f"a loss of {made['max_loss']:g} points or fewer was not shown on test prompts for "
-            f"{tasks}; {'tune with more prompts (--mode), or ' if more else ''}allow more --max-loss"
+            f"{tasks}; {'tune with more prompts (--mode), or ' if more else ''}"
+            f"allow more --max-loss"
         )
     return None
 

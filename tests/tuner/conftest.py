@@ -17,7 +17,7 @@ from tuner.space import Candidate, Knob, knobs
 def small_effort() -> Iterator[None]:
     """Let a tune try two candidates, which differ only in threads, on a few prompts."""
 
-    def options_only(default: Candidate, *of: int | bool) -> tuple[Knob, ...]:
+    def options_only(default: Candidate, *of: object) -> tuple[Knob, ...]:
         every: Sequence[Knob] = knobs(default, *of)  # type: ignore[arg-type]
         own = default.values()
         return tuple(

@@ -71,8 +71,8 @@ def test_the_size_is_the_number_of_candidates() -> None:
 
 
 def test_a_search_begins_with_the_defaults_and_single_changes_that_are_offered() -> None:
-    for static in (False, STATIC):
-        offered = knobs(DEFAULT, 12, 4, static)
+    for precisions in ((FP32,), STATIC, (W4A4,)):
+        offered = knobs(DEFAULT, 12, 4, precisions)
         first = first_candidates(offered)
         assert first[0] == DEFAULT
         assert len(set(first)) == len(first)
