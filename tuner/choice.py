@@ -11,12 +11,14 @@ another option on any of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engines.errors import BudgetError
 from engines.schedule import Schedule
 from tuner.allocate import Allocation, allocate
 from tuner.costs import Budget, Costs
@@ -99,6 +101,16 @@ class Priced:
         """Return whether a schedule is within every budget."""
         return self.costs.within(self.indices(schedule), self.budget)
 
+    def only(self, names: Sequence[str]) -> Priced:
+        """Return the table of some of the candidates, in the same order."""
+        kept = [index for index, name in enumerate(self.names) if name in names]
+        return Priced(self.gain[:, kept], self.costs.only(kept), self.budget)
+
+    def memory(self, names: Collection[str]) -> float | None:
+        """Return the MiB of candidates in use together; None where it is not known."""
+        used = [index for index, name in enumerate(self.names) if name in names]
+        return self.costs.memory_of(np.array(used, np.intp))
+
     def cost(self, schedule: Schedule) -> float:
         """Return milliseconds a sequence, or mean bits where nothing is timed."""
         indices = self.indices(schedule)
@@ -159,6 +171,57 @@ def choose_schedule(
         reference=reference,
         reason=_reason(best, reference, measures, f"{chosen.reason} (tuning prompts)", seed),
         measured=measured,
+    )
+
+
+def within_memory(
+    table: Priced, chosen: Callable[[tuple[str, ...]], dict[str, Choice]]
+) -> dict[str, Choice]:
+    """Return choices whose engines are together within the memory budget.
+
+    A bundle holds the engines of all its schedules, so what each task's schedule takes alone is
+    not enough: where it is not, each largest set of precisions that fits is tried.
+
+    Args:
+        table: Has the budget, and prices sets of precisions.
+        chosen: From names of precisions to the choices among them.
+
+    Raises:
+        BudgetError: No set of precisions meets the budgets.
+    """
+    first = chosen(table.names)
+    bound = table.budget.memory_mib
+
+    def fits(names: Collection[str]) -> bool:
+        memory = table.memory(names)
+        return bound is None or (memory is not None and memory <= bound)
+
+    if fits({name for choice in first.values() for name in choice.schedule.precisions}):
+        return first
+    sets = [
+        names
+        for size in range(1, len(table.names))
+        for names in combinations(table.names, size)
+        if fits(names)
+    ]
+    largest = [names for names in sets if not any(set(names) < set(other) for other in sets)]
+    found = []
+    for names in largest:
+        try:
+            found.append(chosen(names))
+        except BudgetError:
+            continue  # this set alone misses another budget
+    if not found:
+        raise BudgetError(
+            f"no set of precisions is within {bound:g} MiB and meets the other budgets for every "
+            f"task; raise --memory-mib, or another budget"
+        )
+    return min(
+        found,
+        key=lambda choices: (
+            max(choice.loss for choice in choices.values()),
+            sum(choice.latency_ms or choice.mean_bits for choice in choices.values()),
+        ),
     )
 
 

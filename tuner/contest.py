@@ -22,7 +22,7 @@ from engines.manifest import DEFAULT_TASK
 from engines.measure import measure, measure_switch
 from engines.precision import FULL_PRECISION
 from engines.schedule import SamplerConfig, Schedule, passes_by_window
-from tuner.choice import Choice, Measures, Priced, choose_schedule, mixture
+from tuner.choice import Choice, Measures, Priced, choose_schedule, mixture, within_memory
 from tuner.costs import Budget, Costs
 from tuner.evaluate import Answers, Item, answer, graded, same_answers, token_agreement
 from tuner.objective import Interval, loss_in_points
@@ -115,18 +115,22 @@ class Contest:
             budget=tables[first.workload.name].budget,
         )
         groups[DEFAULT_TASK] = dict(bench.jobs)
-        choices: dict[str, Choice] = {}
-        for name, table in tables.items():
-            choices[name] = choose_schedule(
-                table,
-                self._measures(engines, groups[name]),
-                bench.config.goal,
-                bench.config.max_loss,
-                bench.effort.refinements,
-                bench.config.seed,
-            )
-            self.step(f"{name}: schedule")
-        return choices
+
+        def chosen(names: tuple[str, ...]) -> dict[str, Choice]:
+            choices: dict[str, Choice] = {}
+            for name, table in tables.items():
+                choices[name] = choose_schedule(
+                    table.only(names),
+                    self._measures(engines, groups[name]),
+                    bench.config.goal,
+                    bench.config.max_loss,
+                    bench.effort.refinements,
+                    bench.config.seed,
+                )
+                self.step(f"{name}: schedule")
+            return choices
+
+        return within_memory(tables[DEFAULT_TASK], chosen)
 
     def timing(self, candidate: Candidate, sampler: SamplerConfig) -> Timing | None:
         """Return a candidate's latencies, corrected for the machine's drift; None if simulated.

@@ -10,7 +10,7 @@ Pure.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import cast
@@ -113,6 +113,22 @@ class Costs:
             cast(Reals, self.latency_ms), (len(self.passes), len(self.names))
         )
         return self.passes[:, None] * pass_ms
+
+    def only(self, indices: Sequence[int]) -> Costs:
+        """Return the costs of some of the precisions."""
+        kept = list(indices)
+        return Costs(
+            names=tuple(self.names[index] for index in kept),
+            bits=self.bits[kept],
+            passes=self.passes,
+            latency_ms=None if self.latency_ms is None else self.latency_ms[..., kept],
+            families=tuple(self.families[index] for index in kept),
+            family_mib=self.family_mib,
+            alone_mib=None if self.alone_mib is None else self.alone_mib[kept],
+            activation_mib=self.activation_mib,
+            switch_ms=self.switch_ms,
+            simulated=tuple(self.simulated[index] for index in kept),
+        )
 
     def bits_of(self, schedule: Indices) -> float:
         """Return the mean bits of a schedule [W], indices of `names`."""

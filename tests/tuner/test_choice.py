@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from engines.errors import BudgetError
 from engines.schedule import Schedule
-from tuner.choice import Measures, Priced, choose_schedule, mixture
+from tuner.choice import Choice, Measures, Priced, choose_schedule, mixture, within_memory
 from tuner.costs import Budget, Costs
 
 NAMES = ("w4", "int8", "fp32")
@@ -170,3 +171,40 @@ def test_a_group_ships_nothing_that_hurts_one_of_its_tasks() -> None:
 def test_a_mixture_counts_each_task_once() -> None:
     one, other = np.array([[0.0, 1.0]]), np.array([[2.0, 5.0]])
     assert mixture({"a": one, "b": other}).tolist() == [[1.0, 3.0]]
+
+
+def test_the_engines_of_all_tasks_together_are_within_the_memory() -> None:
+    costs = Costs(
+        names=("int8", "fp32"),
+        bits=np.array([8.0, 32.0]),
+        passes=np.full(4, 2.0),
+        latency_ms=np.array([1.0, 2.0]),
+        family_mib={"int8": 1.0, "fp32": 3.0},
+    )
+    gain = np.tile([0.0, 1.0], (4, 1))
+
+    def chosen(table: Priced, names: tuple[str, ...]) -> dict[str, Choice]:
+        wishes = {"one": "int8", "two": "fp32"}
+        return {
+            task: replace_schedule(table.only(names), wish if wish in names else names[0])
+            for task, wish in wishes.items()
+        }
+
+    def replace_schedule(table: Priced, name: str) -> Choice:
+        schedule = Schedule.uniform(name, 4)
+        return Choice(
+            schedule=schedule,
+            mean_bits=table.costs.bits_of(table.indices(schedule)),
+            latency_ms=table.cost(schedule),
+            memory_mib=table.memory({name}),
+            gain=table.predicted(schedule),
+            loss={"int8": 2.0, "fp32": 0.0}[name],
+            reference=None,
+            reason="as wished",
+            measured=1,
+        )
+
+    for bound, expected in ((4.0, {"int8", "fp32"}), (3.5, {"fp32"}), (1.5, {"int8"})):
+        table = Priced(gain, costs, Budget(memory_mib=bound))
+        found = within_memory(table, partial(chosen, table))
+        assert {choice.schedule.precisions[0] for choice in found.values()} == expected

@@ -94,9 +94,13 @@ def test_the_most_sensitive_blocks_are_kept_beside_those_that_the_export_keeps(
     assert asked == [(3,), (1, 3), (1, 3), (0, 1, 3)]
 
 
-def test_every_block_is_ranked_once(shop: Workshop) -> None:
-    ranks = shop._block_ranks
-    assert sorted(ranks) == list(range(shop.blocks))
+@pytest.mark.parametrize("precisions", [("int8",), ("w8a8", "w4a4")])
+def test_every_block_is_ranked_whatever_the_precisions(
+    exported: Export, tmp_path: Path, precisions: tuple[str, ...]
+) -> None:
+    (tmp_path / "work").mkdir()
+    shop = Workshop(bench_of(exported, tmp_path, precisions=precisions), tmp_path / "work")
+    assert sorted(shop._block_ranks) == list(range(shop.blocks))
 
 
 def test_traces_are_of_full_precision_and_of_every_calibration_prompt(shop: Workshop) -> None:
