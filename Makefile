@@ -54,8 +54,8 @@ demo: $(INSTALLED)
 	@if test "$$(stat -c %Y $(INSTALLED))" -ge $(STARTED); \
 	then echo "installation $$(cat $(INSTALLED))"; \
 	else echo "installation 0 (earlier: $$(cat $(INSTALLED)) s)"; fi > demo/seconds
-	$(call timed,export,cadenza export calib_data/reference -o demo/export)
-	$(call timed,tune,cadenza tune demo/export -o demo/bundle --latency-ms 85% --mode quick --cache demo/cache)
+	$(call timed,export,cadenza export calib_data/reference -o demo/export --force)
+	$(call timed,tune,cadenza tune demo/export -o demo/bundle --latency-ms 85% --mode quick --cache demo/cache --force)
 	$(call timed,verify,cadenza verify demo/bundle)
 	$(call timed,run,cadenza run demo/bundle --task edit 'edit:ab$(comma)aabbccddabcd')
 	@echo; awk '{ said = $$2 " s"; for (i = 3; i <= NF; i++) said = said " " $$i; \

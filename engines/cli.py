@@ -12,6 +12,7 @@ from engines.bundle import Bundle, read_bundle
 from engines.document import document_from_text
 from engines.errors import BackendError, BundleError, InputError
 from engines.manifest import MANIFEST, TOKENIZER
+from engines.ort import MOST_THREADS
 from engines.overview import EXPORT, bundle_overview, export_from_folder, export_overview
 from engines.runtime import Runtime, load_engine, probe
 from engines.sampler import POLICIES
@@ -117,8 +118,8 @@ class _Line:
 def _run(args: argparse.Namespace) -> int:
     if (args.prompt is None) == (args.input is None):
         raise InputError("give either a PROMPT or --input FILE.jsonl")
-    if args.threads < 0:
-        raise InputError(f"--threads must be 0 or more, got {args.threads}")
+    if not 0 <= args.threads <= MOST_THREADS:
+        raise InputError(f"--threads must be from 0 to {MOST_THREADS}, got {args.threads}")
     lines = (
         [_Line("1", args.prompt, args.task)]
         if args.input is None

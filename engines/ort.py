@@ -51,6 +51,10 @@ _GEMM_WORDS = ("MatMul", "Gemm")
 _SILENT = 4  # ONNX Runtime's severity "fatal"; its errors reach us as exceptions
 
 
+# More would only ask the system for threads until it has none left.
+MOST_THREADS = 1024
+
+
 @dataclass(frozen=True, kw_only=True)
 class OrtOptions:
     """How a session is made.
@@ -76,8 +80,8 @@ class OrtOptions:
             raise ValueError(
                 f"provider must be one of {', '.join(PROVIDERS)}, got {self.provider!r}"
             )
-        if self.threads < 0:
-            raise ValueError(f"threads >= 0 must hold, got {self.threads}")
+        if not 0 <= self.threads <= MOST_THREADS:
+            raise ValueError(f"0 <= threads <= {MOST_THREADS} must hold, got {self.threads}")
         if self.graph_optimization not in OPTIMIZATIONS:
             raise ValueError(
                 f"graph_optimization must be one of {', '.join(OPTIMIZATIONS)}, "

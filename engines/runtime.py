@@ -21,7 +21,7 @@ from engines.bundle import Bundle, read_bundle
 from engines.document import Document
 from engines.errors import BackendError, BundleError, InputError
 from engines.manifest import DEFAULT_TASK, TOKENIZER, Engine
-from engines.ort import PROVIDERS, OrtBackend, OrtOptions
+from engines.ort import MOST_THREADS, PROVIDERS, OrtBackend, OrtOptions
 from engines.sampler import POLICIES, Generation, Request, generate
 from engines.text import Tokenizer, tokenizer_from_file
 
@@ -305,7 +305,8 @@ def _options(engine: Engine, threads: int) -> OrtOptions:
     try:
         return OrtOptions(
             provider=engine.target,
-            threads=threads or (recorded.integer() if recorded else defaults.threads),
+            threads=threads
+            or (recorded.integer(0, MOST_THREADS) if recorded else defaults.threads),
             graph_optimization=texts.text() if texts else defaults.graph_optimization,
             spinning=flags[0].flag() if flags[0] else defaults.spinning,
             arena=flags[1].flag() if flags[1] else defaults.arena,

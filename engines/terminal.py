@@ -7,6 +7,7 @@ stream cannot show blocks, ASCII stands in.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import shutil
 import sys
@@ -14,6 +15,7 @@ import time
 import traceback
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
@@ -208,6 +210,24 @@ def emit_json(value: object, indent: int | None = None) -> None:
     print(text if can_show(sys.stdout, text) else json.dumps(value, indent=indent))
 
 
+# Stands before what follows `--` while argparse looks for dashes; no argument can hold it.
+_PLAIN = "\0"
+
+
+def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Return the arguments; options may stand between positionals, and nothing after `--` is one.
+
+    argparse reads the former in a form of its own, which does not know the latter.
+    """
+    end = argv.index("--") if "--" in argv else len(argv)
+    marked = [*argv[:end], *(f"{_PLAIN}{text}" for text in argv[end + 1 :])]
+    args = parser.parse_intermixed_args(marked)
+    for name, value in vars(args).items():
+        if isinstance(value, str | Path) and str(value).startswith(_PLAIN):
+            setattr(args, name, type(value)(str(value).removeprefix(_PLAIN)))
+    return args
+
+
 def run_command(
     parser: argparse.ArgumentParser,
     body: Callable[[argparse.Namespace], int],
@@ -224,7 +244,7 @@ def run_command(
     """
     parser.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
     try:
-        args = parser.parse_intermixed_args(argv)
+        args = _parsed(parser, argv)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 2
     try:
@@ -234,6 +254,8 @@ def run_command(
     except (CadenzaError, OSError) as error:
         if args.verbose:
             traceback.print_exception(error)
-        mend = "" if isinstance(error, CadenzaError) else "; free space there, or mend its rights"
+        full = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
+        on_disk = isinstance(error, OSError) and error.errno in full
+        mend = "; free space there, or mend its rights" if on_disk else ""
         print(f"{parser.prog}: error: {error}{mend}", file=sys.stderr)
         return error.exit_code if isinstance(error, CadenzaError) else CadenzaError.exit_code

@@ -176,3 +176,9 @@ def test_a_reader_that_goes_away_is_no_fault() -> None:
         assert process.stderr is not None
         assert process.stderr.read() == ""
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_stream_is_no_fault(closed: str) -> None:
+    line = f"'{sys.executable}' -m cadenza --version {closed}"
+    assert subprocess.run(["bash", "-c", line], capture_output=True, check=False).returncode == 0

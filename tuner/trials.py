@@ -74,7 +74,7 @@ class TrialLog:
                 result = _result(json.loads(line))
                 if result.number != len(results):
                     raise ValueError(f"its number is {result.number}, expected {len(results)}")
-            except (ValueError, TypeError, KeyError, RecursionError) as error:
+            except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
                 raise InputError(
                     f"{self.path}, line {number}: not a trial ({error}); remove the file to run "
                     f"its trials again, what they measured is in the cache"
@@ -101,6 +101,9 @@ def _result(value: object) -> TrialResult:
         raise TypeError(f"expected an object, got {type(value).__name__}")
     candidate = Candidate.from_values(value["candidate"])
     result = TrialResult(**(value | {"candidate": candidate}))
+    for name in ("violations", "tasks"):
+        if not isinstance(getattr(result, name), dict):
+            raise TypeError(f"{name} must be an object")
     for number in (result.cost, result.loss, *result.violations.values()):
         if not math.isfinite(number):
             raise ValueError(f"costs and losses must be finite, got {number}")

@@ -91,6 +91,17 @@ def test_options_may_stand_between_the_bundle_and_the_prompt(
     assert after[1] == between[1] == before[1]
 
 
+def test_nothing_after_two_dashes_is_an_option(capsys: Out, bundle_folder: Path) -> None:
+    code, _, err = command(capsys, "run", bundle_folder, "--task", "edit", "--", "--json")
+    assert code == 2 and "the prompt '--json'" in err
+    assert command(capsys, "inspect", "--", bundle_folder)[0] == 0
+
+
+def test_more_threads_than_any_machine_has_are_refused(capsys: Out, bundle_folder: Path) -> None:
+    code, _, err = command(capsys, "run", bundle_folder, "abc", "--threads", str(10**30))
+    assert code == 2 and "--threads must be from 0 to" in err
+
+
 def test_run_lines_hold_what_the_design_lists(
     capsys: Out, bundle_folder: Path, tmp_path: Path
 ) -> None:
@@ -133,7 +144,7 @@ def test_run_reads_stdin(
         (["a" * 21], "has 21 tokens, the bundle is made for 20 at most"),
         (["abc", "--policy", "fast"], "invalid choice: 'fast'"),
         (["abc", "--batch", "9"], "the batch must be from 1 to 4"),
-        (["abc", "--threads", "-1"], "--threads must be 0 or more"),
+        (["abc", "--threads", "-1"], "--threads must be from 0 to"),
         (["abc", "--target", "trt"], "has no target 'trt'; it has cpu"),
         (["abc", "--expect", "0" * 64], "expected is 0000"),
     ],
