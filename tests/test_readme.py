@@ -139,3 +139,7 @@ def test_no_file_names_a_registry_s_host_or_a_path_of_one_machine() -> None:
 @pytest.mark.parametrize("line", ["see /work/" + "x", "cd /tmp/" + "y;", "`/root/" + "z`"])
 def test_a_path_of_one_machine_would_be_found(line: str) -> None:
     assert MACHINE.search(line)
+
+
+def test_nothing_is_left_to_be_filled_in() -> None:
+    assert "<!-- lead" not in TEXT
