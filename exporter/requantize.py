@@ -112,6 +112,7 @@ def finish(made: Export, states: Sequence[Pass], say: Say) -> Export:
     }
     made = replace(made, parity=parity, files=files)
     write_export(made)
+    read_export(made.folder)  # what the reader refuses must never get its final name
     return made
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,10 @@ def read_header(file: Path) -> dict[str, Stored]:
         InputError: The file is missing, truncated or no safetensors file.
     """
     try:
-        total = file.stat().st_size
+        found_file = file.stat()
+        if not stat.S_ISREG(found_file.st_mode):
+            raise InputError(f"{str(file)!r} is not a regular file; give a complete checkpoint")
+        total = found_file.st_size
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             text = stream.read(min(length, _LONGEST_HEADER))
@@ -98,7 +102,15 @@ def read_header(file: Path) -> dict[str, Stored]:
             for name, value in header.items()
             if name != "__metadata__"
         }
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        RecursionError,
+        OverflowError,
+    ) as error:
         raise InputError(
             f"{file}: the safetensors header cannot be read ({error}); download it again"
         ) from error
@@ -116,6 +128,16 @@ def read_header(file: Path) -> dict[str, Stored]:
                 f"{file}: {name} of shape {list(stored.shape)} and type {stored.kind} has "
                 f"{stored.size} bytes; download it again"
             )
+    at = 8 + length
+    for name, stored in sorted(found.items(), key=lambda item: (item[1].start, item[1].size)):
+        if stored.start != at:
+            raise InputError(
+                f"{file}: {name} overlaps another tensor, or a gap lies before it; download it "
+                f"again"
+            )
+        at += stored.size
+    if at != total:
+        raise InputError(f"{file} has {total - at} bytes after its tensors; download it again")
     return found
 
 

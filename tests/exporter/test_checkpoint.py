@@ -188,7 +188,7 @@ def test_a_weight_that_is_not_finite_is_named(kind: torch.dtype, bad: float, cop
         ({"block_type": "sequential"}, "block_type = 'sequential' is not supported"),
         ({"n_heads": 5}, "heads must divide hidden"),
         ({"eos_token_id": 64}, "eos_token_id must be below 64"),
-        ({"d_model": "wide"}, "invalid literal"),
+        ({"d_model": "wide"}, "d_model must be an integer"),
         ({"mask_token_id": 99}, "mask_id"),
     ],
 )
@@ -243,3 +243,33 @@ def test_dream_is_read_with_biases_and_shifted_logits(tmp_path: Path) -> None:
     plain = random_denoiser(tiny_config(qkv_bias=True))
     shifted = loaded(ids, mask, torch.tensor([[0, 1, 5]]))
     np.testing.assert_array_equal(shifted, plain(ids, mask, torch.tensor([[0, 0, 4]])))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mask_token_id": 1.5},
+        {"eos_token_id": True},
+        {"n_kv_heads": 0},
+        {"embedding_size": 0},
+        {"weight_tying": "false"},
+        {"d_model": 10**30},
+        {"n_layers": 10**30},
+        {"max_sequence_length": 10**30},
+        {"rope_theta": -1.0},
+        {"rms_norm_eps": None},
+    ],
+)
+def test_a_number_of_the_config_is_taken_as_it_stands_or_refused(
+    change: dict[str, object], copy: Path
+) -> None:
+    file = copy / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(InputError, match=next(iter(change))):
+        read_checkpoint(copy)
+
+
+def test_a_config_nested_without_end_is_refused(copy: Path) -> None:
+    (copy / "config.json").write_text("[" * 200_000)
+    with pytest.raises(InputError, match="is not JSON"):
+        read_checkpoint(copy)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
+from engines.errors import InputError
 from exporter.weights import Item, floats, is_finite, mapped, read_header, write_family
 
 
@@ -71,3 +74,27 @@ def test_items_make_their_bytes_one_after_the_other_and_none_before(tmp_path: Pa
     assert made == []
     write_family(file, items)
     assert made == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda data: data + b"\0", "bytes after its tensors"),
+        (lambda data: (100_000).to_bytes(8, "little") + b"[" * 100_000, "cannot be read"),
+    ],
+)
+def test_a_file_that_says_other_than_it_holds_is_refused(
+    tmp_path: Path, damage: Callable[[bytes], bytes], says: str
+) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file({"a": torch.zeros(2, 3), "b": torch.ones(4)}, file)
+    assert set(read_header(file)) == {"a", "b"}
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(InputError, match=says):
+        read_header(file)
+
+
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match="not a regular file"):
+        read_header(tmp_path / "model.safetensors")
