@@ -61,11 +61,9 @@ class OrtOptions:
 
     Attributes:
         provider: "cpu" or "cuda".
-        threads: Threads of one pass on the CPU; 0 for every core
-            that the process may use.
+        threads: Threads of one pass on the CPU; 0 for every core that the process may use.
         graph_optimization: "all", "extended" or "basic".
-        spinning: Whether idle threads of a pass spin instead of sleeping: a little faster on idle
-            cores, several times slower where anything else wants them.
+        spinning: Whether idle threads spin; several times slower where others want the core.
         arena: Whether CPU memory is pooled.
     """
 
