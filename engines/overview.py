@@ -159,7 +159,8 @@ def _schedules(manifest: Manifest, target: str, ascii_: bool) -> list[str]:
             )
         )
         for what in ("budgets", "predicted", "measured"):
-            facts = _facts(getattr(tuned, what))
+            # What it was compared with is a table of its own, for --json.
+            facts = _facts({k: v for k, v in getattr(tuned, what).items() if not _is_table(v)})
             if facts:
                 known.append((name, what, facts))
     header = ("task", "schedule", "windows", "steps", "tokens", "block", "says")
@@ -169,6 +170,11 @@ def _schedules(manifest: Manifest, target: str, ascii_: bool) -> list[str]:
             _titled(f"asked, predicted and measured on {target}", table(("task", "", ""), known))
         )
     return parts
+
+
+def _is_table(value: object) -> bool:
+    """Return whether a value is a list of objects."""
+    return isinstance(value, list) and bool(value) and all(isinstance(v, dict) for v in value)
 
 
 def _precisions(precisions: Mapping[str, Precision]) -> str:

@@ -170,7 +170,7 @@ def _task(
             bench.config.target: {
                 "schedule": list(choice.schedule.precisions),
                 "budgets": asdict(budget),
-                "measured": {} if verdict is None else verdict_json(verdict),
+                "measured": {} if verdict is None else _measured(verdict),
                 "predicted": {
                     "mean_bits": choice.mean_bits,
                     "latency_ms": choice.latency_ms,
@@ -181,6 +181,13 @@ def _task(
             }
         },
     }
+
+
+def _measured(verdict: Verdict) -> dict[str, Any]:
+    """Return a verdict for the manifest: what ships, flat, then what it was compared with."""
+    whole = verdict_json(verdict)
+    shipped = {k: v for k, v in whole.pop("shipped").items() if k not in ("label", "schedule")}
+    return {**shipped, **whole}
 
 
 def _files(folder: Export, graphs: Sequence[str]) -> dict[str, Path]:
