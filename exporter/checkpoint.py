@@ -256,7 +256,7 @@ def _stored_tensors(folder: Path) -> dict[str, Stored]:
                 f"again, in safetensors format"
             )
         return read_header(folder / WEIGHTS)
-    wanted = read_json(index).get("weight_map")
+    wanted = read_json(index).mapping().get("weight_map")
     if not isinstance(wanted, dict) or not wanted:
         raise InputError(f"{index}: 'weight_map' is missing; download it again")
     tensors: dict[str, Stored] = {}

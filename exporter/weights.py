@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engines.document import Document, document_from_text
 from engines.errors import InputError
 
 if TYPE_CHECKING:
@@ -90,33 +91,19 @@ def read_header(file: Path) -> dict[str, Stored]:
             f"download it again"
         )
     try:
-        header = json.loads(text)
-        found = {
-            str(name): Stored(
-                file,
-                str(value["dtype"]),
-                tuple(int(n) for n in value["shape"]),
-                8 + length + int(value["data_offsets"][0]),
-                int(value["data_offsets"][1]) - int(value["data_offsets"][0]),
-            )
-            for name, value in header.items()
-            if name != "__metadata__"
-        }
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        IndexError,
-        RecursionError,
-        OverflowError,
-    ) as error:
+        header = document_from_text(text.decode(), f"{file}: the safetensors header")
+    except UnicodeError as error:
         raise InputError(
-            f"{file}: the safetensors header cannot be read ({error}); download it again"
+            f"{file}: the safetensors header is no text ({error}); download it again"
         ) from error
+    found = {
+        name: _stored(file, 8 + length, value)
+        for name, value in header.items()
+        if name != "__metadata__"
+    }
     for name, stored in found.items():
         size = SIZES.get(stored.kind)
-        if stored.size < 0 or stored.start < 8 + length or min(stored.shape, default=1) < 0:
+        if stored.size < 0:
             raise InputError(f"{file}: {name} has an impossible byte range; download it again")
         if stored.start + stored.size > total:
             raise InputError(
@@ -139,6 +126,16 @@ def read_header(file: Path) -> dict[str, Stored]:
     if at != total:
         raise InputError(f"{file} has {total - at} bytes after its tensors; download it again")
     return found
+
+
+def _stored(file: Path, data: int, value: Document) -> Stored:
+    """Return where a tensor lies by its entry in the header; `data` is where the data begin."""
+    offsets = [offset.integer() for offset in value["data_offsets"].entries()]
+    if len(offsets) != 2:
+        value.fail(f"has {len(offsets)} data_offsets instead of 2; download it again")
+    shape = tuple(size.integer() for size in value["shape"].entries())
+    start, end = offsets
+    return Stored(file, value["dtype"].name(), shape, data + start, end - start)
 
 
 def mapped(stored: Stored) -> NDArray[np.uint8]:

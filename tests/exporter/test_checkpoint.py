@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from engines.errors import InputError
 from engines.text import tokenizer_from_file
+from exporter import requantize
 from exporter.checkpoint import (
     check_finite,
     load_denoiser,
@@ -23,6 +25,7 @@ from exporter.checkpoint import (
     save_checkpoint,
 )
 from exporter.denoiser import Denoiser
+from exporter.folder import Export
 from exporter.names import keys_from_parameters
 from exporter.train import vocabulary
 from tests.tiny_export import random_denoiser, tiny_config
@@ -188,8 +191,9 @@ def test_a_weight_that_is_not_finite_is_named(kind: torch.dtype, bad: float, cop
         ({"block_type": "sequential"}, "block_type = 'sequential' is not supported"),
         ({"n_heads": 5}, "heads must divide hidden"),
         ({"eos_token_id": 64}, "eos_token_id must be below 64"),
-        ({"d_model": "wide"}, "d_model must be an integer"),
+        ({"d_model": "wide"}, "d_model: must be an integer"),
         ({"mask_token_id": 99}, "mask_id"),
+        ({"d_model": 2**31 - 2, "n_heads": 1, "n_kv_heads": 1}, "a matrix of"),
     ],
 )
 def test_a_config_that_does_not_fit_says_why(
@@ -271,5 +275,43 @@ def test_a_number_of_the_config_is_taken_as_it_stands_or_refused(
 
 def test_a_config_nested_without_end_is_refused(copy: Path) -> None:
     (copy / "config.json").write_text("[" * 200_000)
-    with pytest.raises(InputError, match="is not JSON"):
+    with pytest.raises(InputError, match="not valid JSON"):
         read_checkpoint(copy)
+
+
+def test_a_config_that_gives_a_key_twice_is_refused(copy: Path) -> None:
+    file = copy / "config.json"
+    file.write_text(file.read_text().rstrip().removesuffix("}") + ', "d_model": 32}')
+    with pytest.raises(InputError, match="'d_model' is given twice"):
+        read_checkpoint(copy)
+
+
+@pytest.mark.parametrize("absent", ["n_kv_heads", "embedding_size", "vocab_size"])
+def test_a_key_that_may_be_absent_keeps_its_default(absent: str, tmp_path: Path) -> None:
+    saved = random_denoiser(tiny_config(kv_heads=tiny_config().heads))
+    save_checkpoint(saved, vocabulary(), tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    del values[absent]
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert read_checkpoint(tmp_path).config == saved.config
+
+
+def test_an_index_nested_without_end_is_refused(copy: Path) -> None:
+    (copy / "model.safetensors.index.json").write_text('{"a":' * 100_000)
+    with pytest.raises(InputError, match="not valid JSON"):
+        read_checkpoint(copy)
+
+
+def test_a_config_that_is_no_regular_file_is_refused_at_once(copy: Path) -> None:
+    (copy / "config.json").unlink()
+    os.mkfifo(copy / "config.json")
+    with pytest.raises(InputError, match="not a regular file"):
+        read_checkpoint(copy)
+
+
+def test_an_export_that_the_reader_refuses_is_never_finished(
+    exported: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requantize, "smoke", lambda made, states: {})
+    with pytest.raises(InputError, match="is not listed under 'files'"):
+        requantize.finish(replace(exported, folder=tmp_path), [], lambda text: None)

@@ -80,7 +80,10 @@ def test_items_make_their_bytes_one_after_the_other_and_none_before(tmp_path: Pa
     ("damage", "says"),
     [
         (lambda data: data + b"\0", "bytes after its tensors"),
-        (lambda data: (100_000).to_bytes(8, "little") + b"[" * 100_000, "cannot be read"),
+        (lambda data: (100_000).to_bytes(8, "little") + b"[" * 100_000, "not valid JSON"),
+        (lambda data: data.replace(b'"b":', b'"a":'), "given twice"),
+        (lambda data: data.replace(b"[2,3]", b"[6.0]"), "must be an integer"),
+        (lambda data: data.replace(b"[24,40]", b"[16,32]"), "overlaps another tensor, or a gap"),
     ],
 )
 def test_a_file_that_says_other_than_it_holds_is_refused(
