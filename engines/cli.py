@@ -16,7 +16,16 @@ from engines.ort import MOST_THREADS
 from engines.overview import EXPORT, bundle_overview, export_from_folder, export_overview
 from engines.runtime import Runtime, load_engine, probe
 from engines.sampler import POLICIES
-from engines.terminal import Progress, can_show, emit, emit_json, plain, run_command, size
+from engines.terminal import (
+    Progress,
+    can_show,
+    command_parser,
+    emit,
+    emit_json,
+    plain,
+    run_command,
+    size,
+)
 from engines.text import tokenizer_from_file
 
 
@@ -99,13 +108,7 @@ def verify(argv: Sequence[str]) -> int:
 
 
 def _parser(name: str, says: str, *examples: str) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
-        prog=f"cadenza {name}",
-        description=says,
-        epilog="\n  ".join(("examples:", *examples)),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    return command_parser(name, says, "\n  ".join(("examples:", *examples)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,6 +210,17 @@ def emit_json(value: object, indent: int | None = None) -> None:
     print(text if can_show(sys.stdout, text) else json.dumps(value, indent=indent))
 
 
+def command_parser(name: str, says: str, epilog: str) -> argparse.ArgumentParser:
+    """Return the parser of `cadenza NAME`; the epilog, its examples, is printed as it stands."""
+    return argparse.ArgumentParser(
+        prog=f"cadenza {name}",
+        description=says,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
 # Stands before what follows `--` while argparse looks for dashes; no argument can hold it.
 _PLAIN = "\0"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engines.errors import InputError
 from engines.manifest import Shape
-from engines.terminal import emit, emit_json, run_command, size
+from engines.terminal import command_parser, emit, emit_json, run_command, size
 from exporter.export import PRECISIONS, SETTINGS, TARGETS, ExportConfig, export
 from exporter.folder import Export, Recipe, read_export
 
@@ -36,13 +36,11 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     defaults = ExportConfig(model=Path(), out=Path())
     recipe = defaults.recipe
-    parser = argparse.ArgumentParser(
-        prog="cadenza export",
-        description="Export a LLaDA or Dream checkpoint to ONNX graphs: fp32, int8 with scales "
-        "for each window of denoising, and simulated precisions; held against the framework.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = command_parser(
+        "export",
+        "Export a LLaDA or Dream checkpoint to ONNX graphs: fp32, int8 with scales for each "
+        "window of denoising, and simulated precisions; held against the framework.",
+        _EXAMPLES,
     )
     add = parser.add_argument
     add("model", metavar="MODEL", type=Path, help="the checkpoint's folder; it is only read")

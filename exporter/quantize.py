@@ -17,6 +17,8 @@ from exporter.weights import Item, Stored, floats, mapped
 
 INT8_LARGEST = 127
 
+_Make = Callable[[], NDArray[np.generic]]
+
 _KIND = {4: "U8", 8: "I8", 16: "I16"}
 _DTYPE = {4: np.int8, 8: np.int8, 16: np.int16}
 
@@ -94,12 +96,12 @@ def quantized_items(
             continue
         outputs, inputs = stored.shape
         count, groups = outputs * inputs, -(-inputs // WEIGHT_GROUP)
-        make = _quantizer(stored, bits, by_channel=family == "int8")
+        make_integers, make_scales = _quantizer(stored, bits, by_channel=family == "int8")
         integers = (-(-count // 2),) if bits == 4 else (inputs, outputs)
         scales = (outputs,) if family == "int8" else (groups, outputs)
         items += [
-            Item(quantized_name(name), _KIND[bits], integers, partial(make, 0)),
-            Item(scale_name(name), "F32", scales, partial(make, 1)),
+            Item(quantized_name(name), _KIND[bits], integers, make_integers),
+            Item(scale_name(name), "F32", scales, make_scales),
         ]
         if family == "int8":
             zeros = partial(np.zeros, outputs, np.int8)
@@ -107,18 +109,19 @@ def quantized_items(
     return items
 
 
-def _quantizer(
-    stored: Stored, bits: int, by_channel: bool
-) -> Callable[[int], NDArray[np.generic]]:
-    """Return a function that gives the integers of a stored weight for 0, its scales for 1."""
+def _quantizer(stored: Stored, bits: int, by_channel: bool) -> tuple[_Make, _Make]:
+    """Return what makes the integers of a stored weight, and what gives their scales."""
+    scales: list[NDArray[np.float32]] = []  # small; kept, so that a weight is rounded once
 
-    def make(part: int) -> NDArray[np.generic]:
+    def integers() -> NDArray[np.generic]:
         weight = floats(stored)
-        if by_channel:
-            return quantize_channels(weight)[part]
-        integers, scale = quantize_groups(weight, bits)
-        if part == 1:
-            return scale
-        return pack_int4(integers.astype(np.int8)) if bits == 4 else integers
+        rounded, scale = quantize_channels(weight) if by_channel else quantize_groups(weight, bits)
+        scales.append(scale)
+        return pack_int4(rounded.astype(np.int8)) if bits == 4 else rounded
 
-    return make
+    def scale() -> NDArray[np.generic]:
+        if not scales:
+            integers()
+        return scales[-1]
+
+    return integers, scale

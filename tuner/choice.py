@@ -157,10 +157,15 @@ def choose_schedule(
     else:
         competing = _from_front(table, allocation, uniform)
         measured = len(competing)
+    reference = uniform[0] if uniform else None
+    competing = [
+        each
+        for each in competing
+        if each.is_uniform or reference is None or not _worse(each, reference, measures, seed)
+    ]
     options = [_option(table, measures, each) for each in competing]
     chosen = choose(options, goal, max_loss, seed)
     best = competing[chosen.index]
-    reference = uniform[0] if uniform else None
     return Choice(
         schedule=best,
         mean_bits=table.costs.bits_of(table.indices(best)),
@@ -238,6 +243,12 @@ def _from_front(
         picks = np.unique(np.linspace(0, len(mixed) - 1, _MOST_MEASURED).round().astype(int))
         mixed = [mixed[pick] for pick in picks]
     return [*uniform, *mixed]
+
+
+def _worse(schedule: Schedule, other: Schedule, measures: Measures, seed: int) -> bool:
+    """Return whether a schedule is shown to be worse than another on any task."""
+    ours, theirs = measures.agreement(schedule), measures.agreement(other)
+    return any(paired_interval(ours[task], theirs[task], seed=seed).high < 0.0 for task in ours)
 
 
 def _option(table: Priced, measures: Measures, schedule: Schedule) -> Option:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from engines.build import open_cache
 from engines.errors import BudgetError, DegradedError, InputError
-from engines.terminal import can_show, emit, emit_json, run_command
+from engines.terminal import can_show, command_parser, emit, emit_json, run_command
 from tuner.config import MODES, OBJECTIVES, TuneConfig
 
 INTERRUPTED = 130
@@ -52,13 +52,10 @@ def main(argv: Sequence[str]) -> int:
 
 def _tune_parser() -> argparse.ArgumentParser:
     defaults = TuneConfig(export=Path(), output=Path())
-    parser = argparse.ArgumentParser(
-        prog="cadenza tune",
-        description="Choose the engine of each denoising window, for each task, and write a "
-        "bundle.",
-        epilog=_TUNE_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = command_parser(
+        "tune",
+        "Choose the engine of each denoising window, for each task, and write a bundle.",
+        _TUNE_EXAMPLES,
     )
     add = parser.add_argument
     add("export", metavar="EXPORT", type=Path, help="the folder that cadenza export wrote")
@@ -178,12 +175,10 @@ def _latency(given: str | None) -> tuple[float | None, float | None]:
 
 
 def _eval_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="cadenza eval",
-        description="Measure a bundle's answers on test prompts that nothing was tuned on.",
-        epilog=_EVAL_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = command_parser(
+        "eval",
+        "Measure a bundle's answers on test prompts that nothing was tuned on.",
+        _EVAL_EXAMPLES,
     )
     add = parser.add_argument
     add("bundle", metavar="BUNDLE", type=Path, help="the folder that cadenza tune wrote")

@@ -63,7 +63,6 @@ class TuneConfig:
         timeout_s: Seconds after which no trial starts, or None.
         seed: Of prompts, search and bootstrap.
         storage: URL of a database for the study, or None.
-        cache: Folder of engines, measurements and answers, or None for the user's.
     """
 
     export: Path
@@ -83,7 +82,6 @@ class TuneConfig:
     timeout_s: float | None = None
     seed: int = 0
     storage: str | None = None
-    cache: Path | None = None
 
     def __post_init__(self) -> None:
         for name in ("mean_bits", "latency_ms", "latency_share", "memory_mib", "timeout_s"):
@@ -113,6 +111,15 @@ class TuneConfig:
         return MODES[self.mode]
 
     @property
+    def has_latency(self) -> bool:
+        """Whether a latency is asked for."""
+        return self.latency_ms is not None or self.latency_share is not None
+
+    def latency_bound(self, full_ms: float) -> float | None:
+        """Return the most milliseconds a sequence, given full precision's; None: no bound."""
+        return self.latency_ms if self.latency_share is None else self.latency_share * full_ms
+
+    @property
     def goal(self) -> str:
         """The objective that is followed."""
         if self.objective is not None:
@@ -125,7 +132,7 @@ class TuneConfig:
 
         Paths are not part of it, but the contents of the export and of prompt files are.
         """
-        elsewhere = ("output", "cache", "storage", "timeout_s")
+        elsewhere = ("output", "storage", "timeout_s")
         parts = asdict(self) | {"export": export_digest, "tasks": prompts_digest}
         parts |= dict.fromkeys(elsewhere)
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()

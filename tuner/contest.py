@@ -27,6 +27,7 @@ from tuner.costs import Budget, Costs
 from tuner.evaluate import Answers, Item, answer, graded, same_answers, token_agreement
 from tuner.objective import Interval, loss_in_points
 from tuner.sensitivity import TaskSensitivity, sensitivity_of
+from tuner.sensitivity_file import Profiled, Sensitivity, TaskTable
 from tuner.space import Candidate
 from tuner.trials import TrialResult
 from tuner.workbench import Job, Workbench
@@ -57,13 +58,11 @@ class Contest:
     Attributes:
         shop: Makes and loads the engines.
         tighten: Factor on the latency budget, below 1 where schedules took longer than predicted.
-        advance: Told how many answers are there, as they come.
         step: Told of each piece of work on a candidate, when it is done.
     """
 
     shop: Workshop
     tighten: float = 1.0
-    advance: Callable[[int], None] = lambda answers: None
     step: Callable[[str], None] = lambda note: None
 
     @property
@@ -108,12 +107,9 @@ class Contest:
                 budget=self.budget(job.sampler),
             )
         groups = {name: {name: job} for name, job in bench.jobs.items()}
-        first = next(iter(bench.jobs.values()))
-        tables[DEFAULT_TASK] = Priced(
-            gain=mixture({name: table.gain for name, table in tables.items()}),
-            costs=tables[first.workload.name].costs,
-            budget=tables[first.workload.name].budget,
-        )
+        first = next(iter(tables.values()))
+        gains = mixture({name: table.gain for name, table in tables.items()})
+        tables[DEFAULT_TASK] = Priced(gains, first.costs, first.budget)
         groups[DEFAULT_TASK] = dict(bench.jobs)
 
         def chosen(names: tuple[str, ...]) -> dict[str, Choice]:
@@ -187,14 +183,13 @@ class Contest:
 
     def budget(self, sampler: SamplerConfig) -> Budget:
         """Return the budgets of tasks with a sampler; a share is of full precision's latency."""
-        config = self.bench.config
-        latency = config.latency_ms
-        if config.latency_share is not None:
+        config, latency = self.bench.config, None
+        if config.has_latency:
             timing = self.timing(self.shop.default, sampler)
             assert timing is not None, "simulated precisions have no latency budget"
             passes = passes_by_window(sampler, self.shop.default.windows)
-            full = timing.by_window[FULL_PRECISION.name]
-            latency = config.latency_share * float(np.dot(passes, full))
+            full = float(np.dot(passes, timing.by_window[FULL_PRECISION.name]))
+            latency = config.latency_bound(full)
         if latency is not None:
             latency *= self.tighten
         return Budget(config.mean_bits, latency, config.memory_mib)
@@ -228,11 +223,41 @@ class Contest:
         self.bench.cache.put("sensitivity", key, found.to_json())
         return found
 
+    def profile(self, candidate: Candidate) -> Sensitivity:
+        """Return everything that an allocation with a candidate's engines was based on."""
+        bench, engines = self.bench, self.shop.engines(candidate)
+        timing = self.timing(candidate, bench.sampler(DEFAULT_TASK))
+        tasks, base = {}, ""
+        for name, job in bench.jobs.items():
+            found = self.sensitivity(candidate, job)
+            own = self.timing(candidate, job.sampler)
+            costs = self._costs(engines, candidate, job.sampler, own)
+            latency = None if own is None else costs.latency_ms
+            tasks[name], base = TaskTable.of(found, job.sampler, costs.passes, latency), found.base
+        pass_ms = {} if timing is None else {k: np.mean(v) for k, v in timing.by_window.items()}
+        return Sensitivity(
+            precisions=tuple(
+                Profiled(
+                    precision=each,
+                    latency_ms=float(pass_ms[each.name]) if pass_ms else None,
+                    memory_mib=0.0,
+                )
+                for each in reversed(bench.precisions)
+            ),
+            families=_family_mib(engines),
+            activation_mib=0.0,
+            base=base,
+            shape=asdict(bench.export.shape),
+            switch_ms=0.0 if timing is None else timing.switch_ms,
+            windows=candidate.windows,
+            tasks=tasks,
+        )
+
     def answers(
         self, engines: Engines, job: Job, items: tuple[Item, ...], schedule: Schedule
     ) -> Answers:
         """Return the answers of a schedule to items of a task."""
-        return answer(items, job.sampler, schedule, engines.fleet, self.bench.cache, self.advance)
+        return answer(items, job.sampler, schedule, engines.fleet, self.bench.cache)
 
     def full_answers(self, job: Job, items: tuple[Item, ...]) -> Answers:
         """Return full precision's answers, by the default engines."""
@@ -287,10 +312,14 @@ class Contest:
             passes=np.array(passes_by_window(sampler, candidate.windows), np.float64),
             latency_ms=latency,
             families=tuple(each.family for each in precisions),
-            family_mib={name: size / MIB for name, size in engines.folder.families.items()},
+            family_mib=_family_mib(engines),
             switch_ms=0.0 if timing is None else timing.switch_ms,
             simulated=tuple(each.simulated for each in precisions),
         )
+
+
+def _family_mib(engines: Engines) -> dict[str, float]:
+    return {name: size / MIB for name, size in engines.folder.families.items()}
 
 
 def _cost(choice: Choice) -> float:

@@ -81,7 +81,6 @@ def answer(
     schedule: Schedule,
     fleet: Fleet,
     cache: Cache,
-    advance: Callable[[int], None] = lambda count: None,
 ) -> Answers:
     """Return the answers of a schedule to items, from the cache where they were made before.
 
@@ -91,13 +90,10 @@ def answer(
         schedule: The precision of each window.
         fleet: Has an engine for each precision of the schedule.
         cache: Where answers are kept.
-        advance: Told how many answers are there, as they come.
     """
     key = _key(items, sampler, schedule, fleet)
     kept = cache.get("answers", key)
-    if kept is not None:
-        advance(len(items))
-    else:
+    if kept is None:
         # Of equal lengths together: the less padding, the less a pass computes for nobody.
         order = sorted(range(len(items)), key=lambda index: len(items[index].ids))
         made: dict[int, Generation] = {}
@@ -107,7 +103,6 @@ def answer(
                 Request(prompt=items[row].ids, sampler=sampler, schedule=schedule) for row in rows
             ]
             made.update(zip(rows, generate(requests, fleet.engines, fleet.model), strict=True))
-            advance(len(rows))
         generations = [made[index] for index in range(len(items))]
         kept = {
             "ids": [list(each.ids) for each in generations],

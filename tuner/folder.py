@@ -55,6 +55,13 @@ def tune_folder(output: Path, identity: str, force: bool) -> Iterator[Path]:
         yield folder
 
 
+def write_json(file: Path, value: object) -> None:
+    """Write a value under a temporary name, and rename it: whole, or not at all."""
+    partial = file.with_name(f"{file.name}.partial")
+    partial.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    os.replace(partial, file)
+
+
 def _claim(folder: Path, identity: str, force: bool) -> None:
     """Make the folder this command's, or refuse it."""
     file, partial = folder / COMMAND, folder / f"{COMMAND}.partial"
@@ -76,8 +83,7 @@ def _claim(folder: Path, identity: str, force: bool) -> None:
             shutil.rmtree(path)
         elif path != file:
             path.unlink()
-    partial.write_text(json.dumps({"identity": identity}) + "\n", encoding="utf-8")
-    os.replace(partial, file)
+    write_json(file, {"identity": identity})
 
 
 def _has_results(log: Path) -> bool:

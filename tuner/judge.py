@@ -8,22 +8,21 @@ in the same rounds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.build import digest_json
 from engines.manifest import DEFAULT_TASK
-from engines.measure import Interval, measure_schedules
 from engines.precision import FULL_PRECISION
-from engines.schedule import SamplerConfig, Schedule, passes_by_window, weighted_mean
+from engines.schedule import Schedule, passes_by_window, weighted_mean
 from engines.terminal import Progress
 from tuner.choice import Choice
 from tuner.contest import Contest
 from tuner.evaluate import graded, same_answers
 from tuner.objective import wilson_interval
 from tuner.report import Measured, Verdict
+from tuner.settle import time_schedules
 from tuner.space import Candidate
 from tuner.workbench import Job
 from tuner.workshop import Engines
@@ -64,50 +63,6 @@ def entries(choice: Choice, names: Sequence[str], permutations: int, seed: int) 
     return list({(each.label, each.schedule): each for each in kept}.values())
 
 
-def time_schedules(
-    contest: Contest, candidate: Candidate, schedules: Mapping[str, tuple[Schedule, SamplerConfig]]
-) -> dict[str, Interval] | None:
-    """Return milliseconds a sequence at the declared shape, by label; None if simulated.
-
-    Measured in one run, in turns, and kept in the cache.
-    """
-    bench = contest.bench
-    if bench.simulated:
-        return None
-    engines, shape = contest.shop.engines(candidate), bench.export.shape
-    distinct = {
-        digest_json([schedule.precisions, asdict(sampler)]): (schedule, sampler)
-        for schedule, sampler in schedules.values()
-    }
-    rounds = max(bench.effort.repeats, 9)
-    batch, length = shape.batch[1], shape.prompt[1]
-    key = digest_json(
-        {
-            "engines": dict(engines.fleet.keys),
-            "of": sorted(distinct),
-            "shape": [batch, length],
-            "repeats": rounds,
-        }
-    )
-    kept = bench.cache.get("schedules", key)
-    if kept is None:
-        found = measure_schedules(
-            dict(sorted(distinct.items())),
-            engines.fleet.engines,
-            batch,
-            length,
-            engines.folder.model,
-            repeats=rounds,
-            seed=bench.config.seed,
-        )
-        kept = {name: [each.median, each.low, each.high] for name, each in found.items()}
-        bench.cache.put("schedules", key, kept)
-    return {
-        label: Interval(*kept[digest_json([schedule.precisions, asdict(sampler)])])
-        for label, (schedule, sampler) in schedules.items()
-    }
-
-
 def judge(contest: Contest, candidate: Candidate, choices: Mapping[str, Choice]) -> list[Verdict]:
     """Return the verdict on each task and on `default`, on test prompts."""
     bench, engines = contest.bench, contest.shop.engines(candidate)
@@ -122,7 +77,7 @@ def judge(contest: Contest, candidate: Candidate, choices: Mapping[str, Choice])
         contest,
         candidate,
         {
-            f"{name}/{each.label}": (each.schedule, groups[name][0].sampler)
+            f"{name}/{each.label}": (each.schedule, bench.sampler(name))
             for name, found in lists.items()
             for each in found
         },
@@ -130,14 +85,14 @@ def judge(contest: Contest, candidate: Candidate, choices: Mapping[str, Choice])
     verdicts = []
     answers = sum(len(lists[name]) * len(job.test) for name in choices for job in groups[name])
     progress = Progress(answers, "judging on test prompts, answers")
-    contest = replace(contest, advance=progress.advance)
     for name, choice in choices.items():
         jobs = groups[name]
         rows = []
         for each in lists[name]:
             right, same = _pooled(contest, engines, jobs, each.schedule)
+            progress.advance(len(same), f"{name}: {each.label}")
             took = None if timed is None else timed[f"{name}/{each.label}"]
-            passes = passes_by_window(jobs[0].sampler, each.schedule.windows)
+            passes = passes_by_window(bench.sampler(name), each.schedule.windows)
             bits = [engines.folder.precisions[p].bits for p in each.schedule.precisions]
             rows.append(
                 Measured(
@@ -150,19 +105,14 @@ def judge(contest: Contest, candidate: Candidate, choices: Mapping[str, Choice])
                     n=len(same),
                 )
             )
-        quiet = replace(contest, advance=lambda answers: None)
-        losses = [quiet.loss(engines, job, job.test, choice.schedule) for job in jobs]
+        losses = [contest.loss(engines, job, job.test, choice.schedule) for job in jobs]
         worst = max(losses, key=lambda loss: loss.high)
-        budget = bench.config.latency_ms
-        if bench.config.latency_share is not None:
-            full = Schedule.uniform(FULL_PRECISION.name, choice.schedule.windows)
-            took_full = next(row.ms for row in rows if row.schedule == full)
-            assert took_full is not None, "simulated precisions have no latency budget"
-            budget = bench.config.latency_share * took_full[0]
+        full = Schedule.uniform(FULL_PRECISION.name, choice.schedule.windows)
+        took_full = next(row.ms for row in rows if row.schedule == full)
         verdicts.append(
             Verdict(
                 task=name,
-                budget_ms=budget,
+                budget_ms=None if took_full is None else bench.config.latency_bound(took_full[0]),
                 shipped=rows[0],
                 others=tuple(rows[1:]),
                 reason=choice.reason,
@@ -180,7 +130,7 @@ def _pooled(
     right, same = [], []
     for job in jobs:
         own = contest.answers(engines, job, job.test, schedule)
-        full = replace(contest, advance=lambda answers: None).full_answers(job, job.test)
+        full = contest.full_answers(job, job.test)
         right.append(graded(job.workload, job.test, own.ids, contest.bench.tokenizer.decode))
         same.append(same_answers(own.ids, full.ids))
     known = [each for each in right if each is not None]

@@ -20,28 +20,21 @@ from engines.build import Cache
 from engines.bundle import Bundle, check_output, is_bundle, read_bundle
 from engines.errors import BackendError, BudgetError, BundleError
 from engines.files import digest_file
-from engines.precision import FULL_PRECISION, Precision
-from engines.schedule import SamplerConfig, Schedule
+from engines.precision import Precision
 from engines.terminal import Progress
 from exporter.folder import EXPORT
-from tuner.choice import Choice
 from tuner.config import TuneConfig
 from tuner.contest import Contest
-from tuner.folder import TRIALS, tune_folder
-from tuner.judge import judge, time_schedules
+from tuner.folder import TRIALS, tune_folder, write_json
+from tuner.judge import judge
 from tuner.report import Verdict, verdict_json
 from tuner.search import open_study, search
+from tuner.settle import Settled, settle
 from tuner.ship import ship
 from tuner.space import Candidate, knobs, size
 from tuner.trials import TrialLog, TrialResult
 from tuner.workbench import Workbench, prepare
 from tuner.workshop import Workshop
-
-# How often a schedule that misses its latency when timed as a whole is chosen anew.
-_SETTLING_ROUNDS = 3
-
-# A schedule within this factor of its latency meets it: a clock's noise over whole sequences.
-_SAME_LATENCY = 1.01
 
 # Losses this close, in points, are not told apart when candidates are compared.
 _SAME_LOSS = 0.5
@@ -119,13 +112,12 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
         say(_INTERRUPTED)
         interrupted = True
     winner = best_trial(results, config.goal)
-    choices = contest.choices(winner.candidate)
-    notes: dict[str, Any] = {}
+    settled = Settled(contest.choices(winner.candidate))
     verdicts: list[Verdict] = []
     try:
-        contest, choices, notes = _settled(contest, winner.candidate, choices)
+        settled = settle(contest, winner.candidate, settled.choices)
         if not interrupted:
-            verdicts = judge(contest, winner.candidate, choices)
+            verdicts = judge(contest, winner.candidate, settled.choices)
     except KeyboardInterrupt:
         say(_INTERRUPTED)
         interrupted = True
@@ -145,13 +137,14 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
             for v in verdicts
             if v.quality_shown_to > config.max_loss
         },
-        **notes,
+        "tightened": settled.tightened,
+        "over_budget": settled.over_budget,
     }
     shortfall = _shortfall(facts)
     bundle = ship(
         contest,
         winner.candidate,
-        choices,
+        settled.choices,
         {verdict.task: verdict for verdict in verdicts},
         facts,
         shortfall is not None,
@@ -160,7 +153,8 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
     counts = {"built": contest.shop.built.built, "reused": contest.shop.built.reused}
     say(f"{counts['built']} engines built, {counts['reused']} reused from the cache")
     summary = _summary(bundle, verdicts, {"made": True, "engines": counts, **facts})
-    (work / "result.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    write_json(work / "sensitivity.json", contest.profile(winner.candidate).to_json())
+    write_json(work / "result.json", summary)
     return Outcome(
         bundle=bundle,
         verdicts=tuple(verdicts),
@@ -185,8 +179,7 @@ def _search(
         with Progress(2 * len(bench.jobs) + 1, f"trial {number + 1}/{trials}") as progress:
             watched = replace(contest, step=lambda note: progress.advance(1, note))
             result = watched.evaluate(candidate, number)
-        timed = config.latency_ms is not None or config.latency_share is not None
-        if number == 0 and result.nearest is not None and not timed:
+        if number == 0 and result.nearest is not None and not config.has_latency:
             raise BudgetError(str(result.failed), result.nearest)  # no candidate can help
         took = time.monotonic() - started
         said = result.failed or (
@@ -235,74 +228,6 @@ def best_trial(results: list[TrialResult], goal: str) -> TrialResult:
         least = min(result.loss for result in feasible)
         feasible = [result for result in feasible if result.loss <= least + _SAME_LOSS]
     return min(feasible, key=lambda result: (result.cost, result.number))
-
-
-def _settled(
-    contest: Contest, candidate: Candidate, choices: dict[str, Choice]
-) -> tuple[Contest, dict[str, Choice], dict[str, Any]]:
-    """Return choices that meet the latency when timed as whole sequences.
-
-    The allocation adds up windows; what ships runs them in a row.  Where that takes longer than
-    the budget beyond the noise, the budget is tightened by as much and the choice made anew.
-    """
-    config = contest.bench.config
-    if config.latency_ms is None and config.latency_share is None:
-        return contest, choices, {}
-    tightened = contest
-    for turn in range(_SETTLING_ROUNDS):
-        over = _overshoot(tightened, candidate, choices)
-        if over <= _SAME_LATENCY:
-            return tightened, choices, {"tightened": tightened.tighten}
-        said = f"timed as a whole, a schedule takes {over:.3f} times its budget"
-        if turn + 1 == _SETTLING_ROUNDS:
-            contest.bench.say(said)
-        else:
-            contest.bench.say(f"{said}; choosing again")
-            tightened, choices = _tightened(tightened, candidate, over)
-    return tightened, choices, {"tightened": tightened.tighten, "over_budget": over}
-
-
-def _tightened(
-    contest: Contest, candidate: Candidate, over: float
-) -> tuple[Contest, dict[str, Choice]]:
-    """Return choices under a latency smaller by a factor, or by as much as any schedule meets."""
-    tighter = replace(contest, tighten=contest.tighten / over)
-    try:
-        return tighter, tighter.choices(candidate)
-    except BudgetError as error:
-        least = error.nearest.get("latency_ms")
-        sampler = next(iter(contest.bench.jobs.values())).sampler
-        budget = contest.budget(sampler).latency_ms
-        if least is None or budget is None:
-            raise
-        # A little more than the least, which is the cheapest schedule's own latency.
-        fits = replace(contest, tighten=contest.tighten * max(1.0001 * least / budget, 1.0 / over))
-        return fits, fits.choices(candidate)
-
-
-def _overshoot(contest: Contest, candidate: Candidate, choices: Mapping[str, Choice]) -> float:
-    """Return by what factor the worst schedule misses its latency, or 1.
-
-    A share of full precision is taken of full precision in the same rounds.
-    """
-    config, bench = contest.bench.config, contest.bench
-    samplers: dict[str, SamplerConfig] = {
-        name: (bench.jobs.get(name) or next(iter(bench.jobs.values()))).sampler for name in choices
-    }
-    wanted = {name: (choice.schedule, samplers[name]) for name, choice in choices.items()}
-    full = Schedule.uniform(FULL_PRECISION.name, next(iter(choices.values())).schedule.windows)
-    wanted |= {f"full {name}": (full, samplers[name]) for name in choices}
-    timed = time_schedules(contest, candidate, wanted)
-    assert timed is not None, "simulated precisions have no latency budget"
-    worst = 1.0
-    for name in choices:
-        if config.latency_share is not None:
-            budget = config.latency_share * timed[f"full {name}"].median
-        else:
-            assert config.latency_ms is not None
-            budget = config.latency_ms
-        worst = max(worst, timed[name].median / budget)
-    return worst
 
 
 def _tune_of(output: Path) -> Mapping[str, Any]:

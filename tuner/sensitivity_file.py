@@ -1,4 +1,4 @@
-"""`sensitivity.json`: what `cadenza profile` writes and `cadenza allocate` reads.
+"""`sensitivity.json`: the table on which an allocation is based; `tune` leaves it in its folder.
 
 Format `cadenza-sensitivity/1`.  Everything an allocation needs for a set of tasks stands in it: no
 model and no engine is asked again.  Keys that are not known are kept as they are.  What is wrong

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,14 @@ from engines.manifest import DEFAULT_TASK, TOKENIZER, schedule_digest
 from engines.ort import environment
 from engines.precision import FULL_PRECISION
 from engines.sampler import Request, generate
-from engines.schedule import SamplerConfig, Schedule
+from engines.schedule import Schedule
 from exporter.folder import Export
 from tuner.choice import Choice
 from tuner.contest import Contest
+from tuner.evaluate import Item
 from tuner.report import Verdict, verdict_json
 from tuner.space import Candidate
-from tuner.workbench import Job
+from tuner.workbench import Job, Workbench
 from tuner.workshop import Engines
 
 # Answers of each task that any runtime must give again.
@@ -66,13 +67,13 @@ def ship(
                 "graph": engines.graphs[name],
                 "precision": name,
                 "target": bench.config.target,
-                "built": dict(getattr(engines.fleet.engines[name], "built", {})),
+                "built": dict(engines.built[name]),
                 "options": _options(engines),
             }
             for name in used
         },
         "tasks": {
-            name: _task(contest, name, choice, verdicts.get(name), candidate)
+            name: _task(contest, name, choice, verdicts.get(name))
             for name, choice in choices.items()
         },
         "environment": {**engines.folder.environment, **environment(engines.options)},
@@ -94,7 +95,7 @@ def golden_lines(
     """Return answers to test prompts, each made alone, by its task and by full precision."""
     bench, lines = contest.bench, []
     for name, choice in choices.items():
-        for job, item in _golden_items(bench.jobs, name):
+        for job, item in _golden_items(bench, name):
             ids = [
                 generate(
                     [Request(prompt=item.ids, sampler=job.sampler, schedule=schedule)],
@@ -121,20 +122,16 @@ def golden_lines(
     return lines
 
 
-def _golden_items(jobs: Mapping[str, Job], name: str) -> list[tuple[Job, Any]]:
+def _golden_items(bench: Workbench, name: str) -> list[tuple[Job, Item]]:
     """Return (job, item) pairs: a task's own prompts, or some of every task for `default`."""
+    jobs = bench.jobs
     if name != DEFAULT_TASK:
         return [(jobs[name], item) for item in jobs[name].test[:GOLDEN_PROMPTS]]
-    sampler = default_sampler(jobs)
+    sampler = bench.sampler(DEFAULT_TASK)
     each = max(1, GOLDEN_PROMPTS // len(jobs))
     return [
         (job, item) for job in jobs.values() if job.sampler == sampler for item in job.test[:each]
     ]
-
-
-def default_sampler(jobs: Mapping[str, Job]) -> SamplerConfig:
-    """Return the sampler of `default`: the first task's."""
-    return next(iter(jobs.values())).sampler
 
 
 def _graph(engines: Engines, name: str) -> dict[str, Any]:
@@ -154,14 +151,12 @@ def _options(engines: Engines) -> dict[str, Any]:
     return {key: value for key, value in asdict(engines.options).items() if key != "provider"}
 
 
-def _task(
-    contest: Contest, name: str, choice: Choice, verdict: Verdict | None, candidate: Candidate
-) -> dict[str, Any]:
+def _task(contest: Contest, name: str, choice: Choice, verdict: Verdict | None) -> dict[str, Any]:
     bench = contest.bench
     job = bench.jobs.get(name)
-    sampler = job.sampler if job is not None else default_sampler(bench.jobs)
+    sampler = bench.sampler(name)
     says = job.workload.says if job is not None else "any request without a task"
-    budget = contest.budget(sampler)
+    asked = replace(contest, tighten=1.0).budget(sampler)
     return {
         "windows": choice.schedule.windows,
         "sampler": asdict(sampler),
@@ -169,7 +164,7 @@ def _task(
         "targets": {
             bench.config.target: {
                 "schedule": list(choice.schedule.precisions),
-                "budgets": asdict(budget),
+                "budgets": asdict(asked),
                 "measured": {} if verdict is None else _measured(verdict),
                 "predicted": {
                     "mean_bits": choice.mean_bits,

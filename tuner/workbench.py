@@ -64,6 +64,11 @@ class Workbench:
         """Whether the candidates are simulated: bits, but no latency."""
         return self.precisions[0].simulated
 
+    def sampler(self, name: str) -> SamplerConfig:
+        """Return the sampler of a task; of `default` it is the first task's."""
+        job = self.jobs.get(name) or next(iter(self.jobs.values()))
+        return job.sampler
+
     @property
     def prompts_digest(self) -> str:
         """Digest of tasks, settings and prompts."""

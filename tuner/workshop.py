@@ -42,12 +42,14 @@ class Engines:
         folder: The export of its recipe.
         fleet: By the name of the precision; full precision is always there.
         graphs: Id of each precision's serve graph in the folder.
+        built: Kernels of each precision's products, as read back.
         options: How the sessions were made.
     """
 
     folder: Export
     fleet: Fleet
     graphs: Mapping[str, str]
+    built: Mapping[str, Mapping[str, int]]
     options: OrtOptions
 
 
@@ -100,14 +102,16 @@ class Workshop:
                 graph_optimization=candidate.optimization,
             )
             loaded: dict[str, Backend] = {}
+            built: dict[str, Mapping[str, int]] = {}
             keys: dict[str, str] = {}
             graphs: dict[str, str] = {}
             for name in sorted(names):
                 graphs[name], spec = engine_spec(folder, name, candidate.scales, options)
                 keys[name] = engine_key(spec)
-                loaded[name] = self.bench.cache.engine(spec, self.built)
+                engine = self.bench.cache.engine(spec, self.built)
+                loaded[name], built[name] = engine, engine.built
             fleet = Fleet(loaded, keys, folder.model)
-            self._loaded[candidate] = Engines(folder, fleet, graphs, options)
+            self._loaded[candidate] = Engines(folder, fleet, graphs, built, options)
         return self._loaded[candidate]
 
     @cached_property

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from numpy.typing import NDArray
 
 from engines.precision import WEIGHT_GROUP
+from exporter import quantize
 from exporter.quantize import (
     pack_int4,
     quantize_channels,
@@ -17,7 +19,7 @@ from exporter.quantize import (
     quantized_name,
     scale_name,
 )
-from exporter.weights import Item, read_header, write_family
+from exporter.weights import Item, Stored, floats, mapped, read_header, write_family
 
 
 def weight(outputs: int, inputs: int, seed: int = 0) -> np.ndarray:
@@ -74,3 +76,24 @@ def test_a_family_holds_all_that_its_graphs_need(family: str, bits: int, tmp_pat
     assert {"norm", "b", quantized_name("a"), scale_name("a")} <= set(written)
     assert "a" not in written
     assert written["b"].shape == (3, 5)
+
+
+@pytest.mark.parametrize(("bits", "family"), [(8, "int8"), (4, "w4"), (8, "w8")])
+def test_a_weight_is_read_and_rounded_once(
+    bits: int, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = weight(6, 70)
+    item = Item("w", "F32", values.shape, lambda: values)
+    stored = write_family(tmp_path / "a.safetensors", [item])
+    reads: list[str] = []
+
+    def counted(of: Stored) -> NDArray[np.float32]:
+        reads.append("w")
+        return floats(of)
+
+    monkeypatch.setattr(quantize, "floats", counted)
+    items = quantized_items(stored, {"w": "site"}, bits, family)
+    made = write_family(tmp_path / "b.safetensors", items)
+    assert reads == ["w"]
+    scales_alone = quantized_items(stored, {"w": "site"}, bits, family)[1].make()
+    assert mapped(made[scale_name("w")]).tobytes() == scales_alone.tobytes()

@@ -208,3 +208,16 @@ def test_the_engines_of_all_tasks_together_are_within_the_memory() -> None:
         table = Priced(gain, costs, Budget(memory_mib=bound))
         found = within_memory(table, partial(chosen, table))
         assert {choice.schedule.precisions[0] for choice in found.values()} == expected
+
+
+@pytest.mark.parametrize("goal", ["quality", "latency"])
+def test_no_mixed_schedule_ships_that_is_worse_than_uniform_on_one_of_the_tasks(goal: str) -> None:
+    priced = table(Budget(mean_bits=20.0))
+
+    def agreement(schedule: Schedule) -> dict[str, NDArray[np.float64]]:
+        share = {"gains": 0.2 if schedule.is_uniform else 0.9}
+        share["loses"] = 0.9 if schedule.is_uniform else 0.2
+        return {task: np.arange(PROMPTS) < value * PROMPTS for task, value in share.items()}
+
+    hurts = Measures(agreement, lambda schedule: {"gains": 0.0, "loses": 0.0})
+    assert choose_schedule(priced, hurts, goal, 100.0, 8, 0).schedule.is_uniform

@@ -43,7 +43,7 @@ def test_under_a_budget_quality_is_sought_else_latency(budget: str) -> None:
 
 def test_the_identity_is_of_contents_and_settings_not_of_paths() -> None:
     same = CONFIG.identity("export", "prompts")
-    moved = replace(CONFIG, export=Path("E"), output=Path("B"), cache=Path("C"))
+    moved = replace(CONFIG, export=Path("E"), output=Path("B"))
     renamed = replace(moved, tasks=("mine=elsewhere.jsonl",))
     assert moved.identity("export", "prompts") == renamed.identity("export", "prompts") == same
     others = {

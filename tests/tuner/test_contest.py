@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engines.document import document_from_text
 from engines.errors import BackendError
 from engines.manifest import DEFAULT_TASK
 from engines.measure import Latencies, Latency
@@ -18,6 +20,7 @@ from exporter.folder import Export
 from tests.tuner.tuning import EFFORT, bench_of
 from tuner import contest as rooms
 from tuner.contest import Contest
+from tuner.sensitivity_file import Sensitivity
 from tuner.workshop import Workshop
 
 pytestmark = pytest.mark.usefixtures("small_effort")
@@ -175,10 +178,24 @@ def test_a_sensitivity_is_measured_once(contest: Contest, monkeypatch: pytest.Mo
     assert again.to_json() == before.to_json()
 
 
-def test_each_step_and_each_answer_is_told(contest: Contest) -> None:
+def test_each_step_is_told(contest: Contest) -> None:
     steps: list[str] = []
-    answers: list[int] = []
-    watched = replace(contest, step=steps.append, advance=answers.append)
+    watched = replace(contest, step=steps.append)
     watched.choices(contest.shop.default)
     assert steps == ["edit: sensitivity and latency", "edit: schedule", "default: schedule"]
-    assert set(answers) == {EFFORT.tuning}
+
+
+def test_the_profile_is_what_the_allocation_was_based_on(contest: Contest) -> None:
+    default = contest.shop.default
+    written = json.dumps(contest.profile(default).to_json())
+    table = Sensitivity.from_json(document_from_text(written, "sensitivity.json"))
+    job = contest.bench.jobs["edit"]
+    names = table.candidates()
+    assert np.array_equal(table.gain("edit", names), contest.sensitivity(default, job).gain)
+    timing = contest.timing(default, job.sampler)
+    assert timing is not None
+    costs = table.costs("edit", names)
+    for column, name in enumerate(names):
+        uniform = np.full(default.windows, column)
+        expected = np.dot(costs.passes, timing.by_window[name])
+        assert costs.latency_of(uniform) == pytest.approx(expected)

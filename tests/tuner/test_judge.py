@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from engines.measure import Interval
 from engines.schedule import Schedule
 from exporter.folder import Export
 from tests.tuner.tuning import EFFORT, bench_of
-from tuner import judge as room
 from tuner.choice import Choice
 from tuner.contest import Contest
-from tuner.judge import entries, judge, time_schedules
+from tuner.judge import entries, judge
 from tuner.workshop import Workshop
 
 MIXED = Schedule(("int8", "fp32", "int8"))
@@ -71,26 +69,6 @@ def contest(small_effort: None, exported: Export, tmp_path: Path) -> Contest:
     return Contest(Workshop(bench_of(exported, tmp_path), tmp_path / "work"))
 
 
-def test_schedules_are_timed_in_one_run_each_once_and_never_again(
-    contest: Contest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sampler = contest.bench.jobs["edit"].sampler
-    asked: list[set[Schedule]] = []
-
-    def measured(lanes: dict[str, tuple[Schedule, object]], *_: object, **__: object) -> object:
-        asked.append({schedule for schedule, _ in lanes.values()})
-        return {name: Interval(float(len(lanes)), 1.0, 9.0) for name in lanes}
-
-    monkeypatch.setattr(room, "measure_schedules", measured)
-    wanted = dict.fromkeys(("a", "b"), (MIXED, sampler))
-    wanted["c"] = (Schedule.uniform("fp32", 3), sampler)
-    first = time_schedules(contest, contest.shop.default, wanted)
-    assert first == dict.fromkeys("abc", Interval(2.0, 1.0, 9.0))
-    assert asked == [{MIXED, Schedule.uniform("fp32", 3)}]
-    assert time_schedules(contest, contest.shop.default, wanted) == first
-    assert len(asked) == 1
-
-
 def test_verdicts_are_of_test_prompts_for_each_task_and_for_all_together(
     contest: Contest,
 ) -> None:
@@ -109,3 +87,12 @@ def test_verdicts_are_of_test_prompts_for_each_task_and_for_all_together(
         assert all(each.ms is not None for each in (verdict.shipped, *verdict.others))
     worst = max(verdicts[name].loss[2] for name in contest.bench.jobs)
     assert verdicts["default"].loss[2] == worst
+
+
+def test_progress_counts_every_answer(
+    contest: Contest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    choices = {name: choice_of(MIXED) for name in (*contest.bench.jobs, "default")}
+    verdicts = judge(contest, contest.shop.default, choices)
+    answers = sum(each.n for verdict in verdicts for each in (verdict.shipped, *verdict.others))
+    assert f"judging on test prompts, answers: {answers}/{answers} in" in capsys.readouterr().err

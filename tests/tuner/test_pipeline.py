@@ -14,7 +14,7 @@ from engines.bundle import read_bundle
 from engines.errors import BackendError, BudgetError
 from engines.runtime import Runtime
 from tests.tuner.tuning import Said, Tuner, snapshot
-from tuner import pipeline
+from tuner import pipeline, settle
 from tuner.contest import Contest
 from tuner.pipeline import best_trial
 from tuner.space import Candidate
@@ -199,7 +199,7 @@ def test_a_latency_may_be_a_share_of_full_precision_s(tuner: Tuner) -> None:
 def test_a_schedule_that_takes_longer_as_a_whole_is_chosen_anew_or_told_to_be_degraded(
     tuner: Tuner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "_overshoot", lambda *_: 1.5)
+    monkeypatch.setattr(settle, "overshoot", lambda *_: 1.5)
     said = tuner(*INT8, "--latency-ms", "5000%", "--json", "--strict")
     assert said.code == 4
     assert said.err.count("1.500 times its budget; choosing again") == 2

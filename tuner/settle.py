@@ -1,0 +1,143 @@
+"""Hold what is to ship to the latency that was asked for, timed as whole sequences.
+
+The allocation adds up windows; what ships runs them in a row.  Where that takes longer than the
+budget, the budget is tightened by as much and the choice made anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+
+from engines.build import digest_json
+from engines.errors import BudgetError
+from engines.manifest import DEFAULT_TASK
+from engines.measure import Interval, measure_schedules
+from engines.precision import FULL_PRECISION
+from engines.schedule import SamplerConfig, Schedule
+from tuner.choice import Choice
+from tuner.contest import Contest
+from tuner.space import Candidate
+
+# How often a schedule that misses its latency is chosen anew.
+_ROUNDS = 3
+
+# A schedule within this factor of its latency meets it: a clock's noise over whole sequences.
+_SAME_LATENCY = 1.01
+
+# Fewest measured generations of each schedule.
+_FEWEST_REPEATS = 9
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Choices held to the latency.
+
+    Attributes:
+        choices: By task.
+        tightened: Factor on the latency budget that they were found under, at most 1.
+        over_budget: By what factor the worst of them still misses its latency, or None.
+    """
+
+    choices: dict[str, Choice]
+    tightened: float = 1.0
+    over_budget: float | None = None
+
+
+def settle(contest: Contest, candidate: Candidate, choices: dict[str, Choice]) -> Settled:
+    """Return the choices, or others in their place, that meet the latency where any do."""
+    if not contest.bench.config.has_latency:
+        return Settled(choices)
+    for turn in range(_ROUNDS):
+        over = overshoot(contest, candidate, choices)
+        if over <= _SAME_LATENCY:
+            return Settled(choices, contest.tighten)
+        said = f"timed as a whole, a schedule takes {over:.3f} times its budget"
+        if turn + 1 == _ROUNDS:
+            contest.bench.say(said)
+        else:
+            contest.bench.say(f"{said}; choosing again")
+            contest, choices = _tightened(contest, candidate, over)
+    return Settled(choices, contest.tighten, over)
+
+
+def _tightened(
+    contest: Contest, candidate: Candidate, over: float
+) -> tuple[Contest, dict[str, Choice]]:
+    """Return choices under a latency smaller by a factor, or by as much as any schedule meets."""
+    tighter = replace(contest, tighten=contest.tighten / over)
+    try:
+        return tighter, tighter.choices(candidate)
+    except BudgetError as error:
+        least = error.nearest.get("latency_ms")
+        budget = contest.budget(contest.bench.sampler(DEFAULT_TASK)).latency_ms
+        if least is None or budget is None:
+            raise
+        # A little more than the least, which is the cheapest schedule's own latency.
+        fits = replace(contest, tighten=contest.tighten * max(1.0001 * least / budget, 1.0 / over))
+        return fits, fits.choices(candidate)
+
+
+def overshoot(contest: Contest, candidate: Candidate, choices: Mapping[str, Choice]) -> float:
+    """Return by what factor the worst schedule misses its latency, or 1.
+
+    A share of full precision is taken of full precision in the same rounds.
+    """
+    bench = contest.bench
+    wanted: dict[str, tuple[Schedule, SamplerConfig]] = {}
+    for name, choice in choices.items():
+        full = Schedule.uniform(FULL_PRECISION.name, choice.schedule.windows)
+        wanted[name] = (choice.schedule, bench.sampler(name))
+        wanted[f"full {name}"] = (full, bench.sampler(name))
+    timed = time_schedules(contest, candidate, wanted)
+    assert timed is not None, "simulated precisions have no latency budget"
+    worst = 1.0
+    for name in choices:
+        bound = bench.config.latency_bound(timed[f"full {name}"].median)
+        assert bound is not None, "called where there is no latency budget"
+        worst = max(worst, timed[name].median / bound)
+    return worst
+
+
+def time_schedules(
+    contest: Contest, candidate: Candidate, schedules: Mapping[str, tuple[Schedule, SamplerConfig]]
+) -> dict[str, Interval] | None:
+    """Return milliseconds a sequence at the declared shape, by label; None if simulated.
+
+    Measured in one run, in turns, and kept in the cache.
+    """
+    bench = contest.bench
+    if bench.simulated:
+        return None
+    engines, shape = contest.shop.engines(candidate), bench.export.shape
+    distinct = {
+        digest_json([schedule.precisions, asdict(sampler)]): (schedule, sampler)
+        for schedule, sampler in schedules.values()
+    }
+    rounds = max(bench.effort.repeats, _FEWEST_REPEATS)
+    batch, length = shape.batch[1], shape.prompt[1]
+    key = digest_json(
+        {
+            "engines": dict(engines.fleet.keys),
+            "of": sorted(distinct),
+            "shape": [batch, length],
+            "repeats": rounds,
+        }
+    )
+    kept = bench.cache.get("schedules", key)
+    if kept is None:
+        found = measure_schedules(
+            dict(sorted(distinct.items())),
+            engines.fleet.engines,
+            batch,
+            length,
+            engines.folder.model,
+            repeats=rounds,
+            seed=bench.config.seed,
+        )
+        kept = {name: [each.median, each.low, each.high] for name, each in found.items()}
+        bench.cache.put("schedules", key, kept)
+    return {
+        label: Interval(*kept[digest_json([schedule.precisions, asdict(sampler)])])
+        for label, (schedule, sampler) in schedules.items()
+    }
