@@ -14,6 +14,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from calib_data.workload import Workload
 from engines.backend import Backend
 from engines.build import Cache
 from engines.model import ModelInfo
-from engines.sampler import Generation, Request, generate
+from engines.sampler import Request, generate
 from engines.schedule import SamplerConfig, Schedule
 
 # Rows denoised together where nobody names a batch: large enough for full GEMMs.
@@ -82,35 +83,119 @@ def answer(
     fleet: Fleet,
     cache: Cache,
 ) -> Answers:
-    """Return the answers of a schedule to items, from the cache where they were made before.
+    """Return the answers of a schedule to items; as `answer_all`."""
+    return answer_all(items, sampler, [schedule], fleet, cache)[schedule]
+
+
+def answer_all(
+    items: Sequence[Item],
+    sampler: SamplerConfig,
+    schedules: Sequence[Schedule],
+    fleet: Fleet,
+    cache: Cache,
+    advance: Callable[[int], None] = lambda answers: None,
+) -> dict[Schedule, Answers]:
+    """Return the answers of schedules to items, from the cache where they were made before.
+
+    Windows that schedules have in common at their start are run once: an answer begins where the
+    schedules part.
 
     Args:
         items: Prompts [N].
         sampler: How they are denoised.
-        schedule: The precision of each window.
-        fleet: Has an engine for each precision of the schedule.
-        cache: Where answers are kept.
+        schedules: The precision of each window.
+        fleet: Has an engine for each precision of the schedules.
+        cache: Where answers are kept, a schedule's as soon as it is through.
+        advance: Told of the answers that are there, N a schedule.
     """
-    key = _key(items, sampler, schedule, fleet)
-    kept = cache.get("answers", key)
-    if kept is None:
-        # Of equal lengths together: the less padding, the less a pass computes for nobody.
-        order = sorted(range(len(items)), key=lambda index: len(items[index].ids))
-        made: dict[int, Generation] = {}
-        for start in range(0, len(order), EVALUATION_BATCH):
-            rows = order[start : start + EVALUATION_BATCH]
-            requests = [
-                Request(prompt=items[row].ids, sampler=sampler, schedule=schedule) for row in rows
-            ]
-            made.update(zip(rows, generate(requests, fleet.engines, fleet.model), strict=True))
-        generations = [made[index] for index in range(len(items))]
-        kept = {
-            "ids": [list(each.ids) for each in generations],
-            "commit_step": [list(each.commit_step) for each in generations],
-            "bits": [each.bits for each in generations],
-        }
-        cache.put("answers", key, kept)
+    found: dict[Schedule, Answers] = {}
+    missing: list[Schedule] = []
+    for schedule in dict.fromkeys(schedules):
+        kept = cache.get("answers", _key(items, sampler, schedule, fleet))
+        if kept is None:
+            missing.append(schedule)
+        else:
+            found[schedule] = _answers(kept, (len(items), sampler.gen_length))
+            advance(len(items))
+    for windows in dict.fromkeys(schedule.windows for schedule in missing):
+        alike = [schedule for schedule in missing if schedule.windows == windows]
+        # Uniform schedules answer alike whatever their windows: the cache has them once.
+        pending = [(alike, 0, _blank(items, sampler, fleet.model))]
+        while pending:
+            group, window, state = pending.pop()
+            stop = _parting(group, window)
+            state = _continued(state, items, sampler, group[0], stop, fleet)
+            if stop == windows:
+                (schedule,) = group
+                kept = {"ids": state.ids, "commit_step": state.commit_step, "bits": state.bits}
+                made = {name: values.tolist() for name, values in kept.items()}
+                cache.put("answers", _key(items, sampler, schedule, fleet), made)
+                found[schedule] = state
+                advance(len(items))
+                continue
+            branches: dict[str, list[Schedule]] = {}
+            for schedule in group:
+                branches.setdefault(schedule.precisions[stop], []).append(schedule)
+            pending += [(branch, stop, state) for branch in branches.values()]
+    return found
+
+
+def _parting(group: Sequence[Schedule], window: int) -> int:
+    """Return the first window, from `window` on, in which schedules of a group differ; W if none.
+
+    The schedules are different ones, so a group of several has such a window.
+    """
+    windows = group[0].windows
+    for at in range(window, windows):
+        if len({schedule.precisions[at] for schedule in group}) > 1:
+            return at
+    return windows
+
+
+def _blank(items: Sequence[Item], sampler: SamplerConfig, model: ModelInfo) -> Answers:
     shape = (len(items), sampler.gen_length)
+    return Answers(np.full(shape, model.mask_id), np.zeros(shape, np.int64), np.zeros(len(items)))
+
+
+def _continued(
+    state: Answers,
+    items: Sequence[Item],
+    sampler: SamplerConfig,
+    schedule: Schedule,
+    stop: int,
+    fleet: Fleet,
+) -> Answers:
+    """Return answers carried on by a schedule up to a window's start, or to the end.
+
+    `bits` are means over the passes so far.
+    """
+    total, windows, model = sampler.gen_length, schedule.windows, fleet.model
+    edge = -(-stop * total // windows)  # the fewest decided tokens that are in window `stop`
+    ids, commit_step, bits = state.ids.copy(), state.commit_step.copy(), state.bits.copy()
+    # Of equal lengths together: the less padding, the less a pass computes for nobody.
+    order = sorted(range(len(items)), key=lambda index: len(items[index].ids))
+    order = [row for row in order if np.count_nonzero(ids[row] != model.mask_id) < edge]
+    for start in range(0, len(order), EVALUATION_BATCH):
+        rows = order[start : start + EVALUATION_BATCH]
+        requests = [
+            Request(
+                prompt=items[row].ids,
+                sampler=sampler,
+                schedule=schedule,
+                begun=tuple(ids[row].tolist()) if commit_step[row].any() else None,
+                stop=None if stop == windows else edge,
+            )
+            for row in rows
+        ]
+        for row, made in zip(rows, generate(requests, fleet.engines, model, "split"), strict=True):
+            before = int(commit_step[row].max())
+            ids[row] = made.ids
+            commit_step[row] = np.maximum(commit_step[row], made.commit_step)
+            bits[row] = (before * bits[row] + made.passes * made.bits) / (before + made.passes)
+    return Answers(ids, commit_step, bits)
+
+
+def _answers(kept: Mapping[str, Any], shape: tuple[int, int]) -> Answers:
     return Answers(
         ids=np.array(kept["ids"], np.int64).reshape(shape),
         commit_step=np.array(kept["commit_step"], np.int64).reshape(shape),
