@@ -1,0 +1,279 @@
+"""Run the evidence: `python -m tests.evidence [--quick]`, as `make evaluate` does.
+
+    exports -> sensitivity -> choices, written down -> test prompts -> results.json
+            -> RESULTS.md and figures
+
+Everything measured is in a cache; killed at any point, the same command goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engines.build import digest_json, open_cache
+from engines.machine import machine
+from engines.schedule import Schedule
+from engines.terminal import Progress
+from tests.evidence import document, experiments, figures, headline
+from tests.evidence.choices import DEFAULT_PROXY, Chosen, chosen_for, choices_json, default_schedule
+from tests.evidence.config import FULL, QUICK, ROOT, EvidenceConfig
+from tests.evidence.executed import executed
+from tests.evidence.study import Say, Study, exported, studies
+from tuner.folder import write_json
+
+FORMAT = "cadenza-results/1"
+# Answers a second that full precision and simulated engines gave on two cores; for the estimate.
+RATE = 110.0
+
+
+def planned(config: EvidenceConfig) -> dict[str, int]:
+    """Return how many answers each part asks for at most, before schedules share their starts."""
+    tasks, q, w = len(config.tasks), len(config.quantizers), config.windows
+    headline_rows = 6 + len(config.budgets)
+    rest_rows = config.permutations + 24
+    verdicts = config.resamples // 4
+    return {
+        "sensitivity": tasks * q * config.calibration * (6 + 6 + 3 * w),
+        "choices": tasks * q * config.tuning * (3 * w + 2 * w + 14 + 2 * verdicts),
+        "headline": tasks * q * (headline_rows * config.test + rest_rows * config.rest),
+        "single windows": tasks * q * config.test * (w + 1),
+        "verdicts": tasks * q * config.rest * verdicts,
+        "further": tasks * config.rest * (2 + config.permutations + 40)
+        + tasks * config.calibration * 60,
+        "engines": 2 * tasks * (config.test * 4 + config.tuning * 10),
+    }
+
+
+def main(argv: list[str]) -> int:
+    """Run the study and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.evidence", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a small study that shows it works")
+    parser.add_argument("--work", type=Path, default=ROOT / "evidence", help="exports and cache")
+    parser.add_argument("--out", type=Path, help="folder of the results (default: the project's)")
+    parser.add_argument("--model", type=Path, help="another checkpoint, as it is: nothing planted")
+    parser.add_argument("--task", action="append", help="a task of its; repeat")
+    args = parser.parse_args(argv)
+    config = QUICK if args.quick else FULL
+    if args.model is not None:
+        config = replace(config, model=args.model, factor=1.0)
+    if args.task:
+        config = replace(config, tasks=tuple(args.task))
+    own = not args.quick and args.model is None
+    out = args.out or (ROOT if own else args.work / "out")
+    run(config, args.work, out, _say)
+    return 0
+
+
+def run(config: EvidenceConfig, work: Path, out: Path, say: Say) -> dict[str, Any]:
+    """Run the study, write results, figures and the document to `out`, return the results."""
+    plan = planned(config)
+    total = sum(plan.values())
+    say(f"{total:,} answers at most: " + ", ".join(f"{k} {v:,}" for k, v in plan.items()))
+    say(
+        f"about {total / RATE / 60 * 0.7:.0f} minutes on two cores; schedules share what they "
+        f"have in common at their start, and whatever was answered before is not answered again"
+    )
+    began = time.monotonic()
+    cache = open_cache(work / "cache", os.environ)
+    progress = Progress(total, "answers")
+    found = studies(config, work, cache, say)
+    for study in found.values():
+        study.advance = progress.advance
+    chosen = {name: _choices(study, work, say) for name, study in found.items()}
+    results: dict[str, Any] = {
+        "format": FORMAT,
+        "config": {**asdict(config), "model": config.model.name},
+        "environment": machine(),
+        "quantizers": {},
+    }
+    for name, study in found.items():
+        say(f"{name}: test prompts")
+        results["quantizers"][name] = _quantizer(study, *chosen[name], say)
+    main_study = found[config.main]
+    results["further"] = _further(main_study, *chosen[config.main], say)
+    say("engines")
+    results["engines"] = _engines(config, found, work, cache)
+    progress.close()
+    spent = work / "seconds.json"
+    before = json.loads(spent.read_text("utf-8")) if spent.exists() else []
+    seconds = [*before, round(time.monotonic() - began, 1)]
+    write_json(spent, seconds)
+    results["seconds"] = seconds
+    out.mkdir(parents=True, exist_ok=True)
+    results = _plain(results)
+    write_json(out / "results.json", results)
+    figures.draw(results, out / "results")
+    (out / "RESULTS.md").write_text(document.text(results), encoding="utf-8")
+    say(f"{out / 'RESULTS.md'}: {sum(seconds):.0f} s in {len(seconds)} runs")
+    return results
+
+
+def _choices(study: Study, work: Path, say: Say) -> tuple[dict[str, Chosen], Schedule]:
+    say(f"{study.quantizer}: sensitivity and choices")
+    chosen = {task: chosen_for(study, task) for task in study.prompts}
+    default = default_schedule(
+        study, {task: each.gains[DEFAULT_PROXY] for task, each in chosen.items()}
+    )
+    for each in chosen.values():
+        each.schedules["default"] = default
+    content = choices_json(chosen, default)
+    write_json(
+        work / f"choices.{study.quantizer}.json", {**content, "sha256": digest_json(content)}
+    )
+    return chosen, default
+
+
+def _quantizer(
+    study: Study, chosen: Mapping[str, Chosen], default: Schedule, say: Say
+) -> dict[str, Any]:
+    config = study.config
+    scores = {
+        task: headline.test_scores(study, task, each.schedules) for task, each in chosen.items()
+    }
+    tables = {task: headline.rows(study, task, chosen[task], scores[task]) for task in chosen}
+    say(f"{study.quantizer}: single windows")
+    single = {task: headline.singles(study, task) for task in chosen}
+    found = headline.summary(headline.differences(scores), config.seed)
+    proxies = {
+        proxy: {
+            kind: headline.pooled_correlation(
+                {task: each.gains[proxy][:, -1] for task, each in chosen.items()}, single, kind
+            )
+            for kind in ("accuracy", "agreement")
+        }
+        for proxy in next(iter(chosen.values())).gains
+    }
+    say(f"{study.quantizer}: verdicts")
+    verdicts = experiments.resampled_verdicts(study)
+    cross = experiments.cross_tasks(
+        study, {**{task: each.schedules["dp"] for task, each in chosen.items()}, "default": default}
+    )
+    default_minus = {
+        task: scores[task]["default"] - scores[task]["dp"][: len(scores[task]["default"])]
+        for task in chosen
+    }
+    found |= headline.summary({"default_minus_task": default_minus}, config.seed)
+
+    def entry(task: str | None) -> dict[str, Any]:
+        def of(name: str) -> Any:
+            return found[name]["all"] if task is None else found[name]["tasks"][task]
+
+        r = {
+            name: proxies[DEFAULT_PROXY]["accuracy"][name]
+            for name in ("pearson_mean", "spearman_mean")
+        }
+        if task is not None:
+            own = (chosen[task].gains[DEFAULT_PROXY][:, -1], single[task]["accuracy"].mean(axis=0))
+            r = {
+                "pearson_mean": headline.pearson(*own),
+                "spearman_mean": headline.spearman(*own),
+            }
+        names = ("dp_minus_uniform", "dp_minus_random", "dp_minus_bisection", "uniform_loss")
+        return {
+            **r,
+            **{name: of(name) for name in names},
+            "default_minus_task": of("default_minus_task"),
+            "bits_at_uniform_quality": headline.bits_at_uniform_quality(
+                found, config.budgets, config.mean_bits, task
+            ),
+            "n_test": config.test,
+        }
+
+    return {
+        "all": {
+            **entry(None),
+            "verdict_regret": verdicts["verdict_regret"]["mean"],
+            "false_mixed": verdicts["false_mixed"],
+            "transfer_diagonal_wins": cross["transfer_diagonal_wins"],
+        },
+        "tasks": {
+            task: {
+                **entry(task),
+                "verdict": each.verdict,
+                "rows": tables[task],
+                "correlations": headline.correlations(study, each, single[task]),
+                "bisection_measured": each.bisected,
+            }
+            for task, each in chosen.items()
+        },
+        "differences": found,
+        "proxies": proxies,
+        "verdicts": verdicts,
+        "cross_tasks": cross,
+    }
+
+
+def _further(
+    study: Study, chosen: Mapping[str, Chosen], default: Schedule, say: Say
+) -> dict[str, Any]:
+    config = study.config
+    samplers = [each.sampler for each in study.prompts.values()]
+    own = {task: each.schedules["dp"] for task, each in chosen.items()}
+    threshold = {
+        f"threshold {config.threshold:g}": experiments.threshold_sampler(
+            samplers, config.threshold
+        )
+    }
+    parts: dict[str, Callable[[], Any]] = {
+        "eight_bits": lambda: experiments.eight_bits(study),
+        "calibration_sizes": lambda: experiments.calibration_sizes(study),
+        "windows": lambda: experiments.numbers_of_windows(study),
+        "tokens_a_step": lambda: experiments.other_samplers(
+            study, own, experiments.tokens_a_step(samplers)
+        ),
+        "threshold": lambda: experiments.other_samplers(study, own, threshold),
+        "threshold_reverse": lambda: experiments.reverse_transfer(study, threshold),
+        "static_scales": lambda: experiments.static_scales(study),
+    }
+    found = {}
+    for name, part in parts.items():
+        say(f"{study.quantizer}: {name.replace('_', ' ')}")
+        found[name] = part()
+    return {"quantizer": study.quantizer, **found}
+
+
+def _engines(
+    config: EvidenceConfig, found: Mapping[str, Study], work: Path, cache: Any
+) -> dict[str, Any]:
+    """Return what schedules save on engines, of the planted and of the plain checkpoint."""
+    plain = Study(
+        config,
+        "rtn",
+        exported(config, config.model, work / "plain", "rtn", ("fp32", "int8")),
+        cache,
+    )
+    return {
+        "plain rtn": executed(plain),
+        **{f"planted {name}": executed(study) for name, study in found.items()},
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return JSON data: NaN becomes null, arrays become lists."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
