@@ -1,8 +1,9 @@
 """Denoise a batch of answers: one loop over `Backend`, LLaDA's low-confidence remasking, greedy.
 
 Each row is [prompt][G answer tokens][padding on the right]; positions start at 0 in every row and
-padding is masked, so a row's answer does not depend on its batch-mates.  All rows start together;
-in each step every unfinished row takes one pass, and finished rows leave the batch:
+padding is masked, so a row's answer does not depend on its batch-mates.  All rows start together,
+each where its answer was begun; in each turn every live row takes its next step, in one pass, and
+a row leaves the batch when as many of its tokens are decided as were asked for:
 
     window of each row  ->  the engine that its schedule wants  ->  passes (one, or one a group)
     pass: ask the masked positions of the row's block  ->  engine  ->  commit the most probable
@@ -24,8 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.backend import Backend, Floats, Ids, Mask
-from engines.errors import BackendError, InputError
+from engines.errors import BackendError
 from engines.model import ModelInfo
+from engines.row import checked_row
 from engines.schedule import SamplerConfig, Schedule, window_of
 
 POLICIES = ("safest", "split")
@@ -33,33 +35,43 @@ POLICIES = ("safest", "split")
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One answer that is wanted.
+    """One answer that is wanted, or a piece of one.
+
+    A piece goes on exactly as the whole answer would: same windows, progress and commits.
 
     Attributes:
         prompt: Token ids, below the vocabulary and without the mask token; may be empty.
         sampler: How it is denoised.
         schedule: The precision of each window.
         task: Whose schedule it is; for messages.
+        begun: The answer so far [G], the model's mask id where undecided; it must be what whole
+            steps of this sampler can leave.  None: nothing is decided yet.
+        stop: The row leaves the batch as soon as this many tokens are decided, those that it was
+            begun with included; at once where they are already.  None: all.
     """
 
     prompt: tuple[int, ...]
     sampler: SamplerConfig
     schedule: Schedule
     task: str = "default"
+    begun: tuple[int, ...] | None = None
+    stop: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One answer and what it took.
+    """One answer and what it took now, whatever it was begun with.
 
     Attributes:
-        ids: The answer [G], end-of-sequence padding included.
+        ids: The answer [G], end-of-sequence padding included; the model's mask id where undecided,
+            which only a request with `stop` can leave.
         passes: Engine passes in which the row took part.
         tokens: Tokens before the first end-of-sequence token; G where there is none.
-        bits: Mean activation bits over its passes, of the engines that ran them.
+        bits: Mean activation bits over its passes, of the engines that ran them; 0 without passes.
         engine_ms: Wall time of its passes in each window of its schedule [W], milliseconds.  A
             pass counts in full for every row that took part.
-        commit_step: The step, from 1, in which each token of the answer was committed [G].
+        commit_step: The step in which each token of the answer was committed [G], from 1 at the
+            answer's start; 0 for tokens that it was begun with, and for undecided ones.
     """
 
     ids: tuple[int, ...]
@@ -75,7 +87,8 @@ class Pass:
     """What an engine is given, for B rows of the batch.  The arrays are this pass's own.
 
     Attributes:
-        step: Counted from 1.
+        step: Turn of the batch, counted from 1.
+        steps: Step of each row, from 1 at its answer's start [B].
         precision: Name of the engine that runs.
         requests: Index of each row in the list of requests [B].
         windows: Window of each row [B].
@@ -90,6 +103,7 @@ class Pass:
     """
 
     step: int
+    steps: NDArray[np.int64]
     precision: str
     requests: NDArray[np.intp]
     windows: NDArray[np.int64]
@@ -143,7 +157,7 @@ def generate(
 
     Raises:
         InputError: A prompt holds an id that is not of the model, or the mask token, or is too
-            long for the model.
+            long for the model; or `begun` or `stop` cannot be of such an answer.
         BackendError: An engine failed, or gave a probability that is not finite or a token that
             cannot be one; names window, step and request.
         ValueError: Unknown policy, or an engine that a schedule wants is missing.
@@ -155,9 +169,11 @@ def generate(
     names = _engines_by_safety(requests, engines)
     batch = _Batch(requests, model, names)
     bits = [engines[name].precision.bits for name in names]
-    for step in range(1, int(batch.steps[0]) + 1):
-        for engine, rows, windows in batch.groups(step, policy):
-            state = batch.ask(step, names[engine], rows, windows)
+    turn = 0
+    while len(batch.live):
+        turn += 1
+        for engine, rows, windows in batch.groups(policy):
+            state = batch.ask(turn, names[engine], rows, windows)
             if on_pass is not None:
                 on_pass(state)
             began = clock()
@@ -165,64 +181,69 @@ def generate(
                 state.ids, state.mask, state.positions, state.progress
             )
             elapsed_ms = (clock() - began) * 1000.0
-            if not np.isfinite(served.probability).all():
+            if np.count_nonzero(np.isfinite(served.probability)) != served.probability.size:
                 raise BackendError(_nonfinite(state, served.probability, requests))
-            committed = _commit(
-                state, served.tokens, served.probability, batch.commits[rows, step - 1]
-            )
+            counts = batch.commits[rows, state.steps - 1]
+            committed = _commit(state, served.tokens, served.probability, counts)
             if record is not None:
                 record(state, committed)
-            batch.write(step, rows, windows, committed, bits[engine], elapsed_ms)
+            batch.write(state, rows, committed, counts, bits[engine], elapsed_ms)
+        batch.retire(turn)
     return batch.finish()
 
 
 class _Batch:
-    """Rows sorted by their steps, most first, so that unfinished rows are always a prefix.
+    """The state of all rows, in the order of the requests, and which of them are live.
 
     R requests, L the longest row, A the longest answer, T the most steps, W the most windows.
     """
 
     def __init__(self, requests: Sequence[Request], model: ModelInfo, names: list[str]) -> None:
-        steps = np.array([request.sampler.steps for request in requests])
-        self.order = np.argsort(-steps, kind="stable")
-        self.steps = steps[self.order]
-        rows = [requests[index] for index in self.order]
-        self.requests, self.model = rows, model
-        prompts = [_checked_prompt(index, requests[index], model) for index in self.order.tolist()]
-        self.prompt = np.array([len(prompt) for prompt in prompts])
-        self.gen = np.array([row.sampler.gen_length for row in rows])
-        self.block = np.array([row.sampler.block_length for row in rows])
-        self.windows = np.array([row.schedule.windows for row in rows])
+        self.requests, self.model = requests, model
+        rows = [
+            checked_row(
+                f"request {index} (task {one.task!r})",
+                one.prompt,
+                one.begun,
+                one.stop,
+                one.sampler,
+                model,
+            )
+            for index, one in enumerate(requests)
+        ]
+        self.prompt = np.array([len(row.prompt) for row in rows])
+        self.gen = np.array([one.sampler.gen_length for one in requests])
+        self.block = np.array([one.sampler.block_length for one in requests])
+        self.windows = np.array([one.schedule.windows for one in requests])
         self.lengths = self.prompt + self.gen
-        answer, count = int(self.gen.max()), len(rows)
-        offsets, places = np.arange(answer), np.arange(int(self.lengths.max()))
-        self.open = offsets < self.gen[:, None]  # [R, A], undecided
-        self.mask = places < self.lengths[:, None]  # [R, L]
+        steps, answer, count = [one.sampler.steps for one in requests], self.gen.max(), len(rows)
+        self.open = np.arange(answer) < self.gen[:, None]  # [R, A], undecided
+        self.mask = np.arange(int(self.lengths.max())) < self.lengths[:, None]  # [R, L]
         self.canvas = np.where(self.mask, model.mask_id, model.eos_id)  # [R, L]
-        self.commits = np.zeros((count, int(self.steps[0])), np.int64)  # [R, T]
+        self.commits = np.zeros((count, max(steps)), np.int64)  # [R, T]
         self.wanted = np.zeros((count, int(self.windows.max())), np.int64)  # [R, W], index
         rank = {name: index for index, name in enumerate(names)}
-        for index, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
-            self.canvas[index, : len(prompt)] = prompt
-            self.commits[index, : row.sampler.steps] = row.sampler.commits
-            self.wanted[index, : row.schedule.windows] = [
-                rank[name] for name in row.schedule.precisions
-            ]
-        self.committed = np.zeros(count, np.int64)
+        for index, (row, one) in enumerate(zip(rows, requests, strict=True)):
+            self.canvas[index, : len(row.prompt)] = row.prompt
+            if row.begun is not None:
+                self.canvas[index, len(row.prompt) : self.lengths[index]] = row.begun
+                self.open[index, : len(row.begun)] = row.begun == model.mask_id
+            self.commits[index, : steps[index]] = one.sampler.commits
+            precisions = one.schedule.precisions
+            self.wanted[index, : len(precisions)] = [rank[name] for name in precisions]
+        self.committed = np.array([row.decided for row in rows])
+        self.stop = np.array([row.stop for row in rows])
+        self.behind = np.array([row.step for row in rows])
+        self.passes = np.zeros(count, np.int64)
         self.commit_step = np.zeros((count, answer), np.int64)
         self.engine_ms = np.zeros(self.wanted.shape)
         self.bits = np.zeros(count)
-        self.everyone = np.arange(count)
+        self.live = np.flatnonzero(self.committed < self.stop)
 
-    def groups(
-        self, step: int, policy: str
-    ) -> list[tuple[int, NDArray[np.intp], NDArray[np.int64]]]:
-        """Return (index of the engine, rows, their windows) of each pass of a step."""
-        live = len(self.steps)
-        if self.steps[-1] < step:
-            live = int(np.count_nonzero(self.steps >= step))
-        rows = self.everyone[:live]
-        windows = window_of(self.committed[:live], self.gen[:live], self.windows[:live])
+    def groups(self, policy: str) -> list[tuple[int, NDArray[np.intp], NDArray[np.int64]]]:
+        """Return (index of the engine, rows, their windows) of each pass of a turn."""
+        rows = self.live
+        windows = window_of(self.committed[rows], self.gen[rows], self.windows[rows])
         wanted = self.wanted[rows, windows]
         most = int(wanted.max())
         if policy == "safest" or most == int(wanted.min()):
@@ -233,20 +254,21 @@ class _Batch:
         ]
 
     def ask(
-        self, step: int, precision: str, rows: NDArray[np.intp], windows: NDArray[np.int64]
+        self, turn: int, precision: str, rows: NDArray[np.intp], windows: NDArray[np.int64]
     ) -> Pass:
         """Return what the engine is given: all masked positions of each row's active block."""
         committed, block, lengths = self.committed[rows], self.block[rows], self.lengths[rows]
         asked = block - committed % block
         most = int(asked.max())
         offsets = (~self.open[rows]).argsort(axis=1, kind="stable")[:, :most]
-        if most != int(asked.min()):
+        if np.count_nonzero(asked != most):
             offsets = np.where(np.arange(most) < asked[:, None], offsets, offsets[:, :1])
         length = int(lengths.max())
         return Pass(
-            step=step,
+            step=turn,
+            steps=self.behind[rows] + turn,
             precision=precision,
-            requests=self.order[rows],
+            requests=rows,
             windows=windows,
             committed=committed,
             lengths=lengths,
@@ -259,10 +281,10 @@ class _Batch:
 
     def write(
         self,
-        step: int,
+        state: Pass,
         rows: NDArray[np.intp],
-        windows: NDArray[np.int64],
         committed: Committed,
+        counts: NDArray[np.int64],
         bits: float,
         elapsed_ms: float,
     ) -> None:
@@ -271,43 +293,56 @@ class _Batch:
         offsets = committed.positions - self.prompt[places]
         self.canvas[places, committed.positions] = committed.tokens
         self.open[places, offsets] = False
-        self.commit_step[places, offsets] = step
-        self.committed[rows] += self.commits[rows, step - 1]
-        self.engine_ms[rows, windows] += elapsed_ms
+        self.commit_step[places, offsets] = state.steps[committed.rows]
+        self.committed[rows] += counts
+        self.engine_ms[rows, state.windows] += elapsed_ms
         self.bits[rows] += bits
+
+    def retire(self, turn: int) -> None:
+        """Take the rows that have come to their stop out of the batch."""
+        done = self.committed[self.live] >= self.stop[self.live]
+        if np.count_nonzero(done):
+            self.passes[self.live[done]] = turn
+            self.live = self.live[~done]
 
     def finish(self) -> list[Generation]:
         """Return the answers in the order of the requests."""
-        answers: dict[int, Generation] = {}
-        for row, (index, request) in enumerate(zip(self.order, self.requests, strict=True)):
-            start, gen = int(self.prompt[row]), request.sampler.gen_length
-            ids = self.canvas[row, start : start + gen].tolist()
-            if self.model.mask_id in ids or not 0 <= min(ids) <= max(ids) < self.model.vocab:
+        answers = []
+        for index, request in enumerate(self.requests):
+            start, gen = int(self.prompt[index]), request.sampler.gen_length
+            ids = self.canvas[index, start : start + gen].tolist()
+            undecided = gen - int(self.committed[index])
+            if (
+                ids.count(self.model.mask_id) != undecided
+                or not 0 <= min(ids) <= max(ids) < self.model.vocab
+            ):
                 raise BackendError(
                     f"request {index} (task {request.task!r}) was answered with the mask token "
                     f"or an id outside the vocabulary of {self.model.vocab}: {ids}; the engine "
                     f"is not of this model, export it again"
                 )
-            eos, steps = self.model.eos_id, request.sampler.steps
-            answers[int(index)] = Generation(
-                ids=tuple(ids),
-                passes=steps,
-                tokens=ids.index(eos) if eos in ids else gen,
-                bits=float(self.bits[row]) / steps,
-                engine_ms=tuple(self.engine_ms[row, : request.schedule.windows].tolist()),
-                commit_step=tuple(self.commit_step[row, :gen].tolist()),
+            eos, passes = self.model.eos_id, int(self.passes[index])
+            answers.append(
+                Generation(
+                    ids=tuple(ids),
+                    passes=passes,
+                    tokens=ids.index(eos) if eos in ids else gen,
+                    bits=float(self.bits[index]) / max(passes, 1),
+                    engine_ms=tuple(self.engine_ms[index, : request.schedule.windows].tolist()),
+                    commit_step=tuple(self.commit_step[index, :gen].tolist()),
+                )
             )
-        return [answers[index] for index in range(len(answers))]
+        return answers
 
 
 def _commit(state: Pass, tokens: Ids, probability: Floats, counts: NDArray[np.int64]) -> Committed:
     """Return the `counts` [B] most probable asked positions; ties to the lowest index. Pure."""
-    least, most = int(counts.min()), int(counts.max())
-    if int(state.asked.min()) != probability.shape[1]:
-        columns = np.arange(probability.shape[1])
-        probability = np.where(columns < state.asked[:, None], probability, -1.0)
+    most = int(counts.max())
+    width = probability.shape[1]
+    if np.count_nonzero(state.asked != width):
+        probability = np.where(np.arange(width) < state.asked[:, None], probability, -1.0)
     chosen = (-probability).argsort(axis=1, kind="stable")[:, :most]
-    if least == most:
+    if not np.count_nonzero(counts != most):
         rows, columns = np.repeat(np.arange(len(chosen)), most), chosen.reshape(-1)
     else:
         wanted = np.arange(most) < counts[:, None]
@@ -330,34 +365,6 @@ def _engines_by_safety(requests: Sequence[Request], engines: Mapping[str, Backen
     )
 
 
-def _checked_prompt(index: int, request: Request, model: ModelInfo) -> NDArray[np.int64]:
-    """Return the prompt [n]; refuses what an engine would crash on or silently misread."""
-    where = f"request {index} (task {request.task!r})"
-    prompt = np.array(request.prompt) if request.prompt else np.zeros(0, np.int64)
-    if prompt.ndim != 1 or prompt.dtype.kind not in "iu":
-        raise InputError(f"{where}: prompt ids must be integers below {model.vocab}; tokenize it")
-    bad = np.flatnonzero((prompt < 0) | (prompt >= model.vocab))
-    if bad.size:
-        raise InputError(
-            f"{where}: prompt id {prompt[bad[0]]} at {bad[0]} is not in [0, {model.vocab}); "
-            f"tokenize with the tokenizer of this model"
-        )
-    masked = np.flatnonzero(prompt == model.mask_id)
-    if masked.size:
-        raise InputError(
-            f"{where}: the prompt holds the mask token {model.mask_id} at {masked[0]}, which "
-            f"stands for what is not yet decided; take it out"
-        )
-    length = len(prompt) + request.sampler.gen_length
-    if length > model.max_length:
-        raise InputError(
-            f"{where}: prompt of {len(prompt)} and answer of {request.sampler.gen_length} tokens "
-            f"are {length}, the model's longest is {model.max_length}; shorten the prompt or "
-            f"lower gen-length"
-        )
-    return prompt.astype(np.int64)
-
-
 def _nonfinite(state: Pass, probability: Floats, requests: Sequence[Request]) -> str:
     """Return the message for the first row with a probability that is not finite."""
     row = int(np.flatnonzero(~np.isfinite(probability).all(axis=1))[0])
@@ -365,7 +372,7 @@ def _nonfinite(state: Pass, probability: Floats, requests: Sequence[Request]) ->
     request = requests[int(state.requests[row])]
     return (
         f"engine {state.precision!r} gave the probability {probability[row, column]} at position "
-        f"{state.positions[row, column]} in window {state.windows[row]}, step {state.step} of "
-        f"{request.sampler.steps}, request {state.requests[row]} (task {request.task!r}); "
+        f"{state.positions[row, column]} in window {state.windows[row]}, step {state.steps[row]} "
+        f"of {request.sampler.steps}, request {state.requests[row]} (task {request.task!r}); "
         f"schedule a higher precision for this window, or check the checkpoint's weights"
     )
