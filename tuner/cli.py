@@ -12,6 +12,7 @@ from engines.build import open_cache
 from engines.errors import BudgetError, DegradedError, InputError
 from engines.terminal import can_show, command_parser, emit, emit_json, run_command
 from tuner.config import MODES, OBJECTIVES, TuneConfig
+from tuner.gain import PROXIES
 
 INTERRUPTED = 130
 
@@ -96,6 +97,13 @@ def _tune_parser() -> argparse.ArgumentParser:
     add("--trials", type=int, metavar="N", help="candidates to try (default: by --mode)")
     add("--timeout", type=float, metavar="S", help="seconds after which no trial starts")
     add("--seed", type=int, metavar="N", default=defaults.seed, help="(default: %(default)s)")
+    add(
+        "--proxy",
+        choices=PROXIES,
+        default=defaults.proxy,
+        help="what the allocation takes a window's gain from (default: %(default)s); whether a "
+        "mixed schedule is believed is decided on tuning prompts that it was not made from",
+    )
     add("--storage", metavar="URL", help="database of the study (default: a file in BUNDLE.tune)")
     add(
         "--mode",
@@ -134,6 +142,7 @@ def _tune(args: argparse.Namespace) -> int:
             timeout_s=args.timeout,
             seed=args.seed,
             storage=args.storage,
+            proxy=args.proxy,
         )
     except ValueError as error:
         raise InputError(f"{error}; see cadenza tune --help") from error

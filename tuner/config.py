@@ -8,6 +8,8 @@ import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tuner.gain import PROXIES
+
 OBJECTIVES = ("latency", "quality", "memory")
 
 
@@ -62,6 +64,7 @@ class TuneConfig:
         strategy: Of the search.
         timeout_s: Seconds after which no trial starts, or None.
         seed: Of prompts, search and bootstrap.
+        proxy: By which windows are scored; see `tuner.gain`.
         storage: URL of a database for the study, or None.
     """
 
@@ -81,6 +84,7 @@ class TuneConfig:
     strategy: str = "tpe"
     timeout_s: float | None = None
     seed: int = 0
+    proxy: str = PROXIES[0]
     storage: str | None = None
 
     def __post_init__(self) -> None:
@@ -98,6 +102,8 @@ class TuneConfig:
             )
         if self.mode not in MODES:
             raise ValueError(f"mode is one of {', '.join(MODES)}, got {self.mode!r}")
+        if self.proxy not in PROXIES:
+            raise ValueError(f"proxy is one of {', '.join(PROXIES)}, got {self.proxy!r}")
         if self.trials is not None and self.trials < 1:
             raise ValueError(f"trials >= 1 must hold, got {self.trials}")
         if self.seed < 0:

@@ -25,8 +25,9 @@ from engines.schedule import SamplerConfig, Schedule, passes_by_window
 from tuner.choice import Choice, Measures, Priced, choose_schedule, mixture, within_memory
 from tuner.costs import Budget, Costs
 from tuner.evaluate import Answers, Item, answer, graded, same_answers, token_agreement
+from tuner.gain import TaskSensitivity, summarize
 from tuner.objective import Interval, loss_in_points
-from tuner.sensitivity import TaskSensitivity, sensitivity_of
+from tuner.sensitivity import PromptTables, prompt_tables
 from tuner.sensitivity_file import Profiled, Sensitivity, TaskTable
 from tuner.space import Candidate
 from tuner.trials import TrialResult
@@ -206,22 +207,29 @@ class Contest:
                 "sampler": asdict(job.sampler),
                 "windows": candidate.windows,
                 "prompts": [item.ids for item in job.calibration],
-                "seed": self.bench.config.seed,
+                "moves": self.bench.config.proxy == "moves",
             }
         )
-        kept = self.bench.cache.get("sensitivity", key)
-        if kept is not None:
-            return TaskSensitivity.from_json(kept)
-        found = sensitivity_of(
-            self.shop.traces[job.workload.name],
-            {name: engines.fleet.engines[name] for name in names},
-            self.shop.engines(self.shop.default).fleet.engines[FULL_PRECISION.name],
-            windows=candidate.windows,
-            model=engines.folder.model,
+        kept = self.bench.cache.get("tables", key)
+        if kept is None:
+            tables = prompt_tables(
+                self.shop.traces[job.workload.name],
+                {name: engines.fleet.engines[name] for name in names},
+                self.shop.engines(self.shop.default).fleet.engines[FULL_PRECISION.name],
+                windows=candidate.windows,
+                model=engines.folder.model,
+                with_moves=self.bench.config.proxy == "moves",
+                prompt_ids=[item.prompt.id for item in job.calibration],
+            )
+            self.bench.cache.put("tables", key, tables.to_json())
+        else:
+            tables = PromptTables.from_json(kept)
+        return summarize(
+            tables,
+            [precision.bits for precision in reversed(self.bench.precisions)],
+            proxy=self.bench.config.proxy,
             seed=self.bench.config.seed,
         )
-        self.bench.cache.put("sensitivity", key, found.to_json())
-        return found
 
     def profile(self, candidate: Candidate) -> Sensitivity:
         """Return everything that an allocation with a candidate's engines was based on."""

@@ -1,242 +1,84 @@
-"""How much each precision damages each window, and what raising it buys: K, I and gain.
+"""How much each precision damages each window of each prompt: K, flips, moves and influence.
 
-Along full-precision traces, for a prompt x, window w and precision b:
+Along full-precision traces, for a prompt x, window w and precision b, the engine b is put in front
+of the trace's own states (teacher forcing), and over the steps t of w and the commits of t:
 
-    K_w^b(x)   sum over the steps t of w and the positions i that t commits of
-               KL(p_full(. | S_t)_i || p_b(. | S_t)_i), the engine b put in front of the trace's
-               own states S_t (teacher forcing)
-    I_w(x)     1 + sum over the positions i still masked after w of
-               KL(p_full(. | S)_i || p_full(. | S')_i) / commits of w,
-               where S is the state after w, and S' the same with w's commits masked again
-    gain(w,b)  (E[K_w^b0] - E[K_w^b]) * E[I_w], made monotone in bits; b0 is the base
+    K_w^b(x)      sum over the positions i that t commits of
+                  KL(p_full(. | S_t)_i || p_b(. | S_t)_i)
+    flips_w^b(x)  positions i whose most probable token under b is another one
+    moves_w^b(x)  commits (position, token) of the trace that the sampler's rule would not make
+                  with b's tail: it sees that another position is committed first, which K cannot
+    I_w(x)        how far what w commits travels; see `influence`
 
-The 1 is the direct damage: without it the last window would count for nothing.  Expectations are
-means over prompts, K's and I's taken apart, as T2Quant does; K adds up over steps by the chain
-rule for a sampler that draws.
+K adds up over steps by the chain rule for a sampler that draws.  One forward pass of a state
+serves K, flips and moves.
 
-What it costs in forward passes of rows: a generation's for each precision other than full, for K;
-and two for each window but the last, for I.  `TaskSensitivity.rows` counts them.  What is pure of
-this stands in `gain`.
+What it costs in forward passes of rows: a generation's for each precision other than full, and
+what the influence takes; `PromptTables.rows` counts them.  What is made of the tables stands in
+`gain`, and needs no engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
-from engines.backend import Backend, Floats, Ids, Mask
-from engines.errors import BackendError
+from engines.backend import Backend, Floats, served_from_logits
 from engines.model import ModelInfo
-from engines.schedule import window_of
-from engines.trace import Trace
-from tuner.costs import Reals
-from tuner.gain import kl_divergence, log_softmax, summarize
+from engines.schedule import SamplerConfig
+from engines.trace import Trace, TraceStep
+from tuner.costs import Indices, Reals
+from tuner.influence import remask_influence
+from tuner.replay import (
+    BATCH,
+    Batch,
+    Prompts,
+    State,
+    batches,
+    check,
+    kl_divergence,
+    window_at,
+)
 
-# Rows put before an engine at once.
-BATCH = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Values by prompt and window [N, W], and the forward passes of single rows they took."""
-
-    values: Reals
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    """A canvas to be put before an engine; `asked` positions, and where it comes from."""
-
-    trace: int
-    step: int
-    window: int
-    ids: Ids
-    asked: Ids
-    committed: int
-    total: int
-
-
-def divergence(traces: Sequence[Trace], engine: Backend, batch: int = BATCH) -> float:
-    """Return the K of a whole answer, mean over the prompts, nats; as `window_divergence`."""
-    return float(window_divergence(traces, engine, 1, batch).values.sum(axis=1).mean())
-
-
-def window_divergence(
-    traces: Sequence[Trace],
-    engine: Backend,
-    windows: int,
-    batch: int = BATCH,
-    advance: Callable[[int], None] = lambda rows: None,
-) -> Measured:
-    """Return K of each prompt and window [N, W], nats.
-
-    Args:
-        traces: Of full precision [N].
-        engine: Put in front of the traces' states, through its trace tail.
-        windows: W.
-        batch: Rows put before it at once; bounds memory.
-        advance: Told of the rows of each batch done.
-
-    Raises:
-        BackendError: Logits are NaN or infinite; names engine, window, step and prompt.
-        ValueError: No traces, or fewer than 1 window or row.
-    """
-    _check(traces, windows, batch)
-    states = [
-        _State(
-            index,
-            number,
-            _window(step.committed, trace, windows),
-            step.ids,
-            step.positions,
-            step.committed,
-            trace.request.sampler.gen_length,
-        )
-        for index, trace in enumerate(traces)
-        for number, step in enumerate(trace.steps)
-    ]
-    # Of like length together: the less padding, the less is computed for nobody.
-    states.sort(key=lambda state: (state.window, len(state.ids), len(state.asked)))
-    values = np.zeros((len(traces), windows))
-    for state, logits in _run(states, engine, traces, batch, advance):
-        log_p = traces[state.trace].steps[state.step].log_p
-        values[state.trace, state.window] += kl_divergence(log_p, logits).sum()
-    return Measured(values, len(states))
-
-
-def influence(
-    traces: Sequence[Trace],
-    full: Backend,
-    windows: int,
-    mask_id: int,
-    batch: int = BATCH,
-    advance: Callable[[int], None] = lambda rows: None,
-) -> Measured:
-    """Return I of each prompt and window [N, W], at least 1; arguments as `window_divergence`.
-
-    A window in which a trace commits nothing, or after which nothing is masked, has I = 1.
-    """
-    _check(traces, windows, batch)
-    twins: list[tuple[_State, _State, int]] = []  # after a window, the same masked again, commits
-    for index, trace in enumerate(traces):
-        total = trace.request.sampler.gen_length
-        of_step = np.array([_window(step.committed, trace, windows) for step in trace.steps])
-        for window in np.unique(of_step).tolist():
-            mine = np.flatnonzero(of_step == window)
-            last = int(mine[-1])
-            if last + 1 == len(trace.steps):
-                continue
-            then = trace.steps[last + 1]
-            changed = np.concatenate([trace.steps[step].positions for step in mine])
-            masked = np.flatnonzero(then.ids == mask_id)
-            erased = then.ids.copy()
-            erased[changed] = mask_id
-            after = _State(index, last, window, then.ids, masked, then.committed, total)
-            before = then.committed - len(changed)
-            again = _State(index, last, window, erased, masked, before, total)
-            twins.append((after, again, len(changed)))
-    twins.sort(key=lambda twin: (twin[0].window, len(twin[0].ids), len(twin[0].asked)))
-    states = [state for after, again, _ in twins for state in (after, again)]
-    values = np.ones((len(traces), windows))
-    answers = _run(states, full, traces, 2 * max(1, batch // 2), advance)
-    for (state, logits), (_, moved), (*_, commits) in zip(answers, answers, twins, strict=True):
-        travelled = kl_divergence(log_softmax(logits), moved).sum()
-        values[state.trace, state.window] += travelled / commits
-    return Measured(values, len(states))
-
-
-def _check(traces: Sequence[Trace], windows: int, batch: int) -> None:
-    if not traces or windows < 1 or batch < 1:
-        raise ValueError(
-            f"need traces, windows >= 1 and batch >= 1, got {len(traces)}, {windows}, {batch}"
-        )
-
-
-def _window(committed: int, trace: Trace, windows: int) -> int:
-    return int(window_of(np.array(committed), trace.request.sampler.gen_length, windows))
-
-
-def _run(
-    states: Sequence[_State],
-    engine: Backend,
-    traces: Sequence[Trace],
-    batch: int,
-    advance: Callable[[int], None],
-) -> Iterator[tuple[_State, Floats]]:
-    """Yield each state, in order, with the engine's logits at its asked positions [n, V].
-
-    States come by window, and rows of a batch are of one.
-    """
-    start = 0
-    while start < len(states):
-        window = states[start].window
-        rows = [state for state in states[start : start + batch] if state.window == window]
-        start += len(rows)
-        logits = engine.logits(*_batch(rows))
-        for state, row in zip(rows, logits, strict=True):
-            own = row[: len(state.asked)]
-            bad = np.argwhere(~np.isfinite(own))
-            if len(bad):
-                trace = traces[state.trace]
-                raise BackendError(
-                    f"engine {engine.precision.name!r} gave the logit {own[tuple(bad[0])]} at "
-                    f"position {state.asked[bad[0][0]]} in window {state.window}, step "
-                    f"{state.step + 1} of {len(trace.steps)}, prompt {state.trace} (task "
-                    f"{trace.request.task!r}); leave this precision out, or check the "
-                    f"checkpoint's weights"
-                )
-            yield state, own
-        advance(len(rows))
-
-
-def _batch(rows: Sequence[_State]) -> tuple[Ids, Mask, Ids, Floats]:
-    """Return (ids, mask, positions, progress) of rows; padding is on the right, and masked."""
-    length = max(len(row.ids) for row in rows)
-    asked = max(len(row.asked) for row in rows)
-    ids = np.zeros((len(rows), length), np.int64)
-    mask = np.zeros((len(rows), length), np.bool_)
-    positions = np.zeros((len(rows), asked), np.int64)
-    for index, row in enumerate(rows):
-        ids[index, : len(row.ids)] = row.ids
-        mask[index, : len(row.ids)] = True
-        positions[index] = row.asked[0]
-        positions[index, : len(row.asked)] = row.asked
-    progress = np.array([row.committed / row.total for row in rows], np.float32)
-    return ids, mask, positions, progress
+Influence = Literal["remask", "counterfactual"]
+Scored = Callable[[Trace], NDArray[np.bool_]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TaskSensitivity:
-    """A task's sensitivity, means over N prompts with their intervals.
+class PromptTables:
+    """What was measured of a task: N prompts, W windows, P precisions.
 
     Attributes:
         precisions: Names, in the order of the tables [P].
-        base: Name of the precision that gains are counted from.
-        kl: E[K] [W, P].
-        influence: E[I] [W].
-        gain: Over the base, monotone in bits [W, P].
-        kl_low: Lower ends of the intervals; `kl_high` and so on likewise.
-        n_prompts: N.
+        kl: K [N, W, P], nats.
+        flips: Committed positions whose most probable token is another one [N, W, P].
+        moves: Commits that the sampler's rule would not make [N, W, P]; None: not measured.
+        influence: I [N, W], at least 1.
         rows: Forward passes of single rows that were spent.
     """
 
     precisions: tuple[str, ...]
-    base: str
     kl: Reals
-    kl_low: Reals
-    kl_high: Reals
+    flips: Reals
+    moves: Reals | None
     influence: Reals
-    influence_low: Reals
-    influence_high: Reals
-    gain: Reals
-    gain_low: Reals
-    gain_high: Reals
-    n_prompts: int
     rows: int
+
+    def only(self, prompts: Sequence[int] | Indices) -> PromptTables:
+        """Return the tables of some of the prompts, by index, in that order; rows as they are."""
+        index = np.asarray(prompts, np.intp)
+        return PromptTables(
+            precisions=self.precisions,
+            kl=self.kl[index],
+            flips=self.flips[index],
+            moves=None if self.moves is None else self.moves[index],
+            influence=self.influence[index],
+            rows=self.rows,
+        )
 
     def to_json(self) -> dict[str, object]:
         """Return what `from_json` reads."""
@@ -247,73 +89,196 @@ class TaskSensitivity:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, object]) -> TaskSensitivity:
+    def from_json(cls, value: Mapping[str, object]) -> PromptTables:
         """Return what `to_json` wrote."""
-        known = {each.name: value[each.name] for each in fields(cls)}
-        tables = {
-            name: np.array(entry, np.float64)
-            for name, entry in known.items()
-            if name.startswith(("kl", "influence", "gain"))
-        }
-        names = tuple(cast("list[str]", known["precisions"]))
-        return cls(**(known | tables | {"precisions": names}))  # type: ignore[arg-type]
+        moves = value["moves"]
+        return cls(
+            precisions=tuple(cast("list[str]", value["precisions"])),
+            kl=np.array(value["kl"], np.float64),
+            flips=np.array(value["flips"], np.float64),
+            moves=None if moves is None else np.array(moves, np.float64),
+            influence=np.array(value["influence"], np.float64),
+            rows=cast("int", value["rows"]),
+        )
 
 
-def sensitivity_of(
+def prompt_tables(
     traces: Sequence[Trace],
     engines: Mapping[str, Backend],
     full: Backend,
     *,
     windows: int,
     model: ModelInfo,
-    seed: int,
-    base: str | None = None,
+    influence: Influence = "remask",
+    target: str | None = None,
+    scored: Scored | None = None,
+    with_moves: bool = False,
     batch: int = BATCH,
     advance: Callable[[int], None] = lambda rows: None,
-) -> TaskSensitivity:
-    """Return K, I and gains of a task with the engines that will run.
+    prompt_ids: Sequence[str] | None = None,
+) -> PromptTables:
+    """Return K, flips, moves and influence of each prompt, with the engines that will run.
 
     Args:
-        traces: Of full precision, a prompt each.
-        engines: By name of the precision.  The one named as `full` is not run: its K is 0.
+        traces: Of full precision, a prompt each [N].
+        engines: By name of the precision [P].  The one named as `full` is not run: its K is 0.
         full: Made the traces.
         windows: W.
-        model: Its mask_id stands for what is not decided.
-        seed: Of the bootstrap.
-        base: That gains are counted from; None for the one of fewest bits.
+        model: Its mask token stands for what is not decided.
+        influence: "remask" or "counterfactual"; see `influence`.
+        target: For counterfactual, the precision whose commits replace the window's; None for the
+            one of fewest bits.
+        scored: Which answer positions [G] of a trace count in kl, flips and moves; None: all.
+        with_moves: Measure them; every masked position of the active block is asked for then.
         batch: Rows put before an engine at once; bounds memory.
         advance: Told of the rows of each batch done.
+        prompt_ids: What messages call the prompts [N]; None: their numbers.
 
     Raises:
         BackendError: Logits are NaN or infinite; names engine, window, step and prompt.
-        ValueError: No traces or engines, or the base is none of them.
+        ValueError: No traces or engines, fewer than 1 window or row, or the target is no engine.
     """
+    check(traces, windows, batch)
+    if influence != "remask":
+        raise ValueError(f"influence is 'remask', got {influence!r}")
     names = tuple(engines)
-    if not names or (base is not None and base not in names):
-        raise ValueError(f"the base must be one of the engines, got {base!r} of {names}")
-    bits = [engines[name].precision.bits for name in names]
-    least = names[int(np.argmin(bits))] if base is None else base
-    found = influence(traces, full, windows, model.mask_id, batch, advance)
-    rows = found.rows
-    kl = np.zeros((len(traces), windows, len(names)))
-    for column, name in enumerate(names):
-        if name != full.precision.name:
-            one = window_divergence(traces, engines[name], windows, batch, advance)
-            kl[..., column] = one.values
-            rows += one.rows
-    k, i, gain = summarize(kl, found.values, bits, names.index(least), seed)
-    return TaskSensitivity(
+    if not names or (target is not None and target not in names):
+        raise ValueError(f"need engines, and the target among them, got {target!r} of {names}")
+    prompts = Prompts(traces, prompt_ids)
+    travelled = remask_influence(prompts, full, windows, model, batch, advance)
+    own = {name: each for name, each in engines.items() if name != full.precision.name}
+    shape = (len(traces), windows, len(names))
+    kl, flips = np.zeros(shape), np.zeros(shape)
+    moves = np.zeros(shape) if with_moves else None
+    rows = travelled.rows
+    states = _states(traces, windows, model.mask_id if with_moves else None)
+    for part in batches(states, batch, model.vocab) if own else ():
+        commits, window = _Commits.of(part, prompts, scored), part.states[0].window
+        for name, engine in own.items():
+            logits = part.logits(engine, prompts)
+            found = logits[commits.rows, commits.columns]
+            column = names.index(name)
+            np.add.at(kl[:, window, column], commits.traces, kl_divergence(commits.log_p, found))
+            changed = found.argmax(axis=-1) != commits.tokens
+            np.add.at(flips[:, window, column], commits.traces, changed)
+            if moves is not None:
+                moved = ~_made(part, logits, commits, prompts)
+                np.add.at(moves[:, window, column], commits.traces, moved)
+            advance(len(part.states))
+        rows += len(part.states) * len(own)
+    return PromptTables(
         precisions=names,
-        base=least,
-        kl=k.value,
-        kl_low=k.low,
-        kl_high=k.high,
-        influence=i.value,
-        influence_low=i.low,
-        influence_high=i.high,
-        gain=gain.value,
-        gain_low=gain.low,
-        gain_high=gain.high,
-        n_prompts=len(traces),
+        kl=kl,
+        flips=flips,
+        moves=moves,
+        influence=travelled.values,
         rows=rows,
     )
+
+
+def divergence(traces: Sequence[Trace], engine: Backend, batch: int = BATCH) -> float:
+    """Return the K of a whole answer, mean over the prompts, nats; arguments as `prompt_tables`.
+
+    The engine is run whatever its name is.
+    """
+    check(traces, 1, batch)
+    prompts, total = Prompts(traces), 0.0
+    for part in batches(_states(traces, 1, None), batch, traces[0].steps[0].log_p.shape[-1]):
+        commits = _Commits.of(part, prompts, None)
+        found = part.logits(engine, prompts)[commits.rows, commits.columns]
+        total += float(kl_divergence(commits.log_p, found).sum())
+    return total / len(traces)
+
+
+def _states(traces: Sequence[Trace], windows: int, mask_id: int | None) -> list[State]:
+    """Return the states of every step.
+
+    Args:
+        traces: Of full precision.
+        windows: W.
+        mask_id: Ask, as the sampler does, for every masked position of the active block; None:
+            only for those that the step commits.
+    """
+    states = []
+    for index, trace in enumerate(traces):
+        sampler = trace.request.sampler
+        for number, step in enumerate(trace.steps):
+            asked = step.positions if mask_id is None else _block(step, sampler, mask_id)
+            window = window_at(step.committed, trace, windows)
+            states.append(
+                State(index, number, window, step.ids, asked, step.committed, sampler.gen_length)
+            )
+    return states
+
+
+def _block(step: TraceStep, sampler: SamplerConfig, mask_id: int) -> NDArray[np.int64]:
+    """Return the masked positions of a state's active block, ascending."""
+    left = sampler.block_length - step.committed % sampler.block_length
+    return np.flatnonzero(step.ids == mask_id)[:left]
+
+
+@dataclass(frozen=True, slots=True)
+class _Commits:
+    """What the traces commit at the states of a batch and what counts of it, C commits.
+
+    Attributes:
+        rows: Row of the batch [C].
+        columns: Column of the batch's positions [C].
+        traces: Index of the trace [C].
+        tokens: The token put there [C].
+        log_p: Log probabilities of full precision [C, V].
+    """
+
+    rows: NDArray[np.intp]
+    columns: NDArray[np.intp]
+    traces: NDArray[np.intp]
+    tokens: NDArray[np.int64]
+    log_p: Floats
+
+    @classmethod
+    def of(cls, part: Batch, prompts: Prompts, scored: Scored | None) -> _Commits:
+        """Return those of a batch."""
+        steps = [prompts.traces[state.trace].steps[state.step] for state in part.states]
+        counts = np.array([len(step.positions) for step in steps])
+        rows = np.repeat(np.arange(len(steps)), counts)
+        positions = np.concatenate([step.positions for step in steps])
+        traces = np.array([state.trace for state in part.states], np.intp)[rows]
+        # Every commit is among the row's asked positions; the first match is the one.
+        columns = (part.positions[rows] == positions[:, None]).argmax(axis=1)
+        found = cls(
+            rows=rows,
+            columns=columns,
+            traces=traces,
+            tokens=np.concatenate([step.tokens for step in steps]),
+            log_p=np.concatenate([step.log_p for step in steps]),
+        )
+        if scored is None:
+            return found
+        kept = np.concatenate(
+            [
+                scored(trace)[step.positions - len(trace.request.prompt)]
+                for state, step in zip(part.states, steps, strict=True)
+                for trace in (prompts.traces[state.trace],)
+            ]
+        )
+        return cls(rows[kept], columns[kept], traces[kept], found.tokens[kept], found.log_p[kept])
+
+
+def _made(part: Batch, logits: Floats, commits: _Commits, prompts: Prompts) -> NDArray[np.bool_]:
+    """Return which of the trace's commits [C] the sampler's rule makes with these logits.
+
+    The rule commits as many of the most probable positions as the trace's step did; ties go to
+    the lowest position.
+    """
+    served = served_from_logits(logits)
+    asked = np.array([len(state.asked) for state in part.states])
+    counts = np.array(
+        [len(prompts.traces[state.trace].steps[state.step].positions) for state in part.states]
+    )
+    probability = np.where(np.arange(logits.shape[1]) < asked[:, None], served.probability, -1.0)
+    order = (-probability).argsort(axis=1, kind="stable")
+    chosen = np.zeros(probability.shape, np.bool_)
+    np.put_along_axis(chosen, order, np.arange(logits.shape[1]) < counts[:, None], axis=1)
+    at = commits.rows, commits.columns
+    made: NDArray[np.bool_] = chosen[at] & (served.tokens[at] == commits.tokens)
+    return made

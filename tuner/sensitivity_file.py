@@ -17,7 +17,7 @@ from engines.errors import InputError
 from engines.precision import Precision
 from engines.schedule import SamplerConfig
 from tuner.costs import Costs, Reals
-from tuner.sensitivity import TaskSensitivity
+from tuner.gain import TaskSensitivity
 
 FORMAT = "cadenza-sensitivity/1"
 
@@ -33,6 +33,9 @@ _TASK_KEYS = (
     "gain",
     "n_prompts",
 )
+# Of a TaskSensitivity: what has a place of its own in the file.
+_OWN_KEYS = ("precisions", "base", "kl", "influence", "gain", "n_prompts")
+
 _PRECISION_KEYS = (
     "name",
     "family",
@@ -110,7 +113,7 @@ class TaskTable:
         passes: Reals,
         latency_ms: Reals | None = None,
     ) -> TaskTable:
-        """Return what was found as the file has it, the ends of intervals among `extra`."""
+        """Return what was found as the file has it; intervals and the like among `extra`."""
         content = found.to_json()
         return cls(
             steps=sampler.steps,
@@ -123,7 +126,7 @@ class TaskTable:
             influence=found.influence,
             gain=found.gain,
             n_prompts=found.n_prompts,
-            extra={key: content[key] for key in content if key.endswith(("_low", "_high"))},
+            extra={key: value for key, value in content.items() if key not in _OWN_KEYS},
         )
 
 

@@ -21,6 +21,7 @@ CONFIG = TuneConfig(export=Path("EXPORT"), output=Path("BUNDLE"))
         ({"latency_ms": 1.0, "latency_share": 0.5}, "not both"),
         ({"max_loss": float("nan")}, "max_loss >= 0"),
         ({"objective": "beauty"}, "latency, quality, memory, got 'beauty'"),
+        ({"proxy": "luck"}, "kl, influence, flips, moves, got 'luck'"),
         ({"mode": "lazy"}, "quick, default, extensive, got 'lazy'"),
         ({"trials": 0}, "trials >= 1"),
         ({"seed": -1}, "seed >= 0"),
@@ -52,8 +53,9 @@ def test_the_identity_is_of_contents_and_settings_not_of_paths() -> None:
         replace(CONFIG, seed=1).identity("export", "prompts"),
         replace(CONFIG, mean_bits=4.0).identity("export", "prompts"),
         replace(CONFIG, mode="quick").identity("export", "prompts"),
+        replace(CONFIG, proxy="flips").identity("export", "prompts"),
     }
-    assert len(others | {same}) == 6
+    assert len(others | {same}) == 7
 
 
 def test_a_mode_s_effort_is_followed() -> None:

@@ -20,6 +20,7 @@ from exporter.folder import Export
 from tests.tuner.tuning import EFFORT, bench_of
 from tuner import contest as rooms
 from tuner.contest import Contest
+from tuner.gain import PROXIES
 from tuner.sensitivity_file import Sensitivity
 from tuner.workshop import Workshop
 
@@ -135,7 +136,7 @@ def test_an_engine_that_fails_puts_a_candidate_out_with_the_reason(
     def broken(*_: object, **__: object) -> None:
         raise BackendError("no kernel for it; use another precision")
 
-    monkeypatch.setattr(rooms, "sensitivity_of", broken)
+    monkeypatch.setattr(rooms, "prompt_tables", broken)
     result = contest.evaluate(contest.shop.default, 0)
     assert result.failed == "no kernel for it; use another precision"
     assert result.nearest is None
@@ -173,9 +174,24 @@ def test_full_precision_loses_nothing_and_gains_most(contest: Contest) -> None:
 def test_a_sensitivity_is_measured_once(contest: Contest, monkeypatch: pytest.MonkeyPatch) -> None:
     job = contest.bench.jobs["edit"]
     before = contest.sensitivity(contest.shop.default, job)
-    monkeypatch.setattr(rooms, "sensitivity_of", None)
+    monkeypatch.setattr(rooms, "prompt_tables", None)
     again = asking(contest).sensitivity(contest.shop.default, job)
     assert again.to_json() == before.to_json()
+
+
+def test_every_proxy_that_needs_no_moves_is_made_of_one_measurement(
+    contest: Contest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = contest.bench.jobs["edit"]
+    contest.sensitivity(contest.shop.default, job)
+    monkeypatch.setattr(rooms, "prompt_tables", None)
+    for proxy in PROXIES:
+        other = asking(contest, proxy=proxy)
+        if proxy == "moves":
+            with pytest.raises(TypeError):
+                other.sensitivity(other.shop.default, job)
+        else:
+            assert other.sensitivity(other.shop.default, job).proxy == proxy
 
 
 def test_each_step_is_told(contest: Contest) -> None:

@@ -12,7 +12,7 @@ from engines.document import document_from_text
 from engines.errors import InputError
 from engines.schedule import SamplerConfig
 from tuner.allocate import Budget, allocate
-from tuner.sensitivity import TaskSensitivity
+from tuner.gain import TaskSensitivity
 from tuner.sensitivity_file import Sensitivity, TaskTable
 
 
@@ -175,6 +175,7 @@ def test_what_was_measured_goes_into_the_file_with_its_intervals() -> None:
     found = TaskSensitivity(
         precisions=("int8", "fp32"),
         base="int8",
+        proxy="kl",
         kl=table,
         kl_low=table,
         kl_high=table,
@@ -184,6 +185,10 @@ def test_what_was_measured_goes_into_the_file_with_its_intervals() -> None:
         gain=table,
         gain_low=table - 0.1,
         gain_high=table + 0.1,
+        raw_gain=table - 0.5,
+        flips=table,
+        moves=None,
+        alike=((True, False), (False, True)),
         n_prompts=7,
         rows=99,
     )
@@ -207,3 +212,7 @@ def test_what_was_measured_goes_into_the_file_with_its_intervals() -> None:
     again = read(json.loads(json.dumps(written))).tasks["sort"]
     assert again.n_prompts == 7
     assert again.extra["gain_low"] == (table - 0.1).tolist()
+    assert again.extra["raw_gain"] == (table - 0.5).tolist()
+    assert again.extra["alike"] == [[True, False], [False, True]]
+    assert again.extra["proxy"] == "kl"
+    assert set(again.extra) & {"kl", "precisions", "base"} == set()
