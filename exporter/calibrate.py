@@ -2,7 +2,8 @@
 
 Kept is one number a site and point of progress, whatever the number of prompts; so the scales of
 any number of windows, with any clip, can be made from it later without running the model again.
-Padding is never counted.
+Padding is never counted.  Where a recipe rotates activations, the ranges are those of the rotated
+ones, and the file says so.
 
 Only `calibrate` needs torch.
 """
@@ -23,10 +24,13 @@ from engines.errors import InputError
 from engines.model import ModelInfo
 
 if TYPE_CHECKING:
-    from engines.sampler import Request
+    from engines.sampler import Pass, Request
     from exporter.denoiser import Denoiser
 
 INT8_LARGEST = 127.0
+
+# What a float can hold, and a scale of it too.
+_LARGEST = 1e30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +43,7 @@ class Calibration:
         absmax: Largest magnitude at each of them [P, S].
         n_prompts: Prompts that were run.
         tasks: Names of the tasks they came from.
+        rotated: Whether the magnitudes are those of rotated activations.
     """
 
     sites: tuple[str, ...]
@@ -46,6 +51,7 @@ class Calibration:
     absmax: NDArray[np.float32]
     n_prompts: int
     tasks: tuple[str, ...]
+    rotated: bool = False
 
     def __post_init__(self) -> None:
         if self.absmax.shape != (len(self.progress), len(self.sites)):
@@ -53,8 +59,10 @@ class Calibration:
                 f"absmax must be [progress, sites] = {len(self.progress), len(self.sites)}, got "
                 f"{self.absmax.shape}"
             )
-        if not np.isfinite(self.absmax).all():
-            raise ValueError("absmax must be finite")
+        if not np.isfinite(self.absmax).all() or (self.absmax < 0).any():
+            raise ValueError("absmax must be finite and not negative")
+        if len(set(self.sites)) != len(self.sites) or not self.progress:
+            raise ValueError("sites must differ from each other, and a point of progress be there")
 
     @property
     def blocks(self) -> int:
@@ -69,6 +77,7 @@ class Calibration:
             "absmax": self.absmax.tolist(),
             "n_prompts": self.n_prompts,
             "tasks": list(self.tasks),
+            "rotated": self.rotated,
         }
 
 
@@ -78,6 +87,8 @@ def calibrate(
     model: ModelInfo,
     batch: int = 32,
     on_batch: Callable[[int], None] | None = None,
+    on_pass: Callable[[Pass], None] | None = None,
+    rotate: bool = False,
 ) -> Calibration:
     """Run the requests in full precision and return the ranges seen.
 
@@ -87,6 +98,8 @@ def calibrate(
         model: Its identity.
         batch: Rows at once; changes nothing but speed and memory.
         on_batch: Called with the number of requests done.
+        on_pass: Called before each pass; requests are counted within the batch.
+        rotate: Note the magnitudes of rotated activations.
 
     Raises:
         InputError: There is no request, or a site never saw anything but zeros.
@@ -108,11 +121,11 @@ def calibrate(
             point = round(at, 6)
             seen[point] = np.maximum(seen[point], row) if point in seen else row
 
-    backend = TorchBackend(denoiser, observe)
+    backend = TorchBackend(denoiser, observe, rotate)
     full = Schedule.uniform(backend.precision.name, 1)
     for start in range(0, len(requests), batch):
         part = [replace(request, schedule=full) for request in requests[start : start + batch]]
-        generate(part, {backend.precision.name: backend}, model)
+        generate(part, {backend.precision.name: backend}, model, on_pass=on_pass)
         if on_batch is not None:
             on_batch(start + len(part))
     sites, points = sites_of_blocks(denoiser.config.layers), tuple(sorted(seen))
@@ -129,6 +142,7 @@ def calibrate(
         absmax=absmax,
         n_prompts=len(requests),
         tasks=tuple(dict.fromkeys(request.task for request in requests)),
+        rotated=rotate,
     )
 
 
@@ -178,6 +192,9 @@ def calibration_from_document(top: Document) -> Calibration:
         InputError: It is at fault.
     """
     rows = [[value.number() for value in row.entries()] for row in top["absmax"].entries()]
+    rotated = top.get("rotated")  # absent in files of before there were rotations
+    if any(abs(value) > _LARGEST for row in rows for value in row):
+        top.fail(f"absmax holds a number above {_LARGEST:g}; export again")
     try:
         return Calibration(
             sites=tuple(site.name() for site in top["sites"].entries()),
@@ -185,6 +202,7 @@ def calibration_from_document(top: Document) -> Calibration:
             absmax=np.array(rows, np.float32),
             n_prompts=top["n_prompts"].integer(),
             tasks=tuple(task.name() for task in top["tasks"].entries()),
+            rotated=rotated is not None and rotated.flag(),
         )
     except ValueError as error:
         top.fail(f"{error}; export again")

@@ -11,13 +11,14 @@ from engines.errors import InputError
 from engines.manifest import Shape
 from engines.terminal import command_parser, emit, emit_json, run_command, size
 from exporter.export import PRECISIONS, SETTINGS, TARGETS, ExportConfig, export
-from exporter.folder import Export, Recipe, read_export
+from exporter.folder import QUANTIZERS, Export, Recipe, read_export
 
 _EXAMPLES = """\
 examples:
   cadenza export calib_data/reference -o EXPORT
   cadenza export MODEL -o EXPORT --precision fp32 --precision int8 --windows 4
   cadenza export MODEL -o EXPORT --task mine=prompts.jsonl --task-set mine.steps=16
+  cadenza export MODEL -o EXPORT --precision w4a4 --quantizer gptq-hadamard
   cadenza export MODEL -o EXPORT --shape batch=1:8:32,prompt=1:64:256 --copy
 
 Calibration prompts may have any lengths: they are padded, and padding is never counted.  A prompt
@@ -62,7 +63,9 @@ def _parser() -> argparse.ArgumentParser:
         "--quantizer",
         metavar="Q",
         default=recipe.quantizer,
-        help="how weights are rounded: rtn, to the nearest (default)",
+        help="how weights are rounded: "
+        + "; ".join(f"{each.name}, {each.says}" for each in QUANTIZERS)
+        + f" (default: {recipe.quantizer})",
     )
     add(
         "--shape",

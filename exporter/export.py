@@ -1,8 +1,8 @@
 """From a checkpoint to an EXPORT folder.
 
     checkpoint -> checked -> weights linked -> graph traced -> calibrated along full-precision
-    traces -> graphs of every precision -> fp32 held against the framework -> each graph run
-    -> the folder gets its name
+    traces -> weights rounded and graphs of every precision -> fp32 held against the framework
+    -> each graph run -> the folder gets its name
 
 Other recipes of an export that is there are `exporter.requantize`'s.
 """
@@ -34,9 +34,12 @@ from exporter.folder import (
     is_export,
     read_export,
 )
+from exporter.gptq import rounding_from_hessians
 from exporter.parity import GATE, check_parity, compare, engine_of, states_from_requests
+from exporter.quantize import Rounding, round_to_nearest
 from exporter.requantize import Say, environment, finish, requantize, sha256_of
 from exporter.requests import Tasks, few_of_each_task, requests_from_tasks, tasks_from_specs
+from exporter.states import StateLog, sample_states
 from exporter.variants import Core, check_kept, write_variants
 
 if TYPE_CHECKING:
@@ -64,7 +67,8 @@ class ExportConfig:
         settings: steps, gen_length and block_length for every task.
         task_settings: The same for one task, over `settings`.
         prompts: Calibration prompts of each task.
-        seed: Of the built-in tasks' prompts.
+        states: Denoising states, of all prompts together, that a calibrated quantizer looks at.
+        seed: Of the built-in tasks' prompts, and of the choice of states.
         copy: Copy the checkpoint's weights instead of linking them.
         force: Replace an export that another command made.
     """
@@ -79,6 +83,7 @@ class ExportConfig:
     settings: Mapping[str, int] = field(default_factory=dict)
     task_settings: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     prompts: int = 32
+    states: int = 512
     seed: int = 0
     copy: bool = False
     force: bool = False
@@ -86,6 +91,8 @@ class ExportConfig:
     def __post_init__(self) -> None:
         if self.prompts < 1:
             raise ValueError(f"prompts >= 1 must hold, got {self.prompts}")
+        if self.states < 1:
+            raise ValueError(f"states >= 1 must hold, got {self.states}")
         if self.target not in TARGETS:
             raise ValueError(f"target must be one of {', '.join(TARGETS)}, got {self.target!r}")
 
@@ -101,6 +108,7 @@ def export(config: ExportConfig, say: Say = lambda text: None) -> Path:
     """
     from exporter.checkpoint import load_denoiser, model_info, read_checkpoint
     from exporter.framework import TorchBackend
+    from exporter.hessians import Hessians
 
     precisions = _precisions(config.precisions)
     tasks = tasks_from_specs(
@@ -126,16 +134,24 @@ def export(config: ExportConfig, say: Say = lambda text: None) -> Path:
     with whole_folder(config.out, force=config.force, is_ours=is_export, kind="export") as folder:
         core = place_checkpoint(checkpoint, folder, config.copy, say)
         denoiser = load_denoiser(checkpoint)
+        method, log = config.recipe.method, StateLog()
         with Progress(len(requests), "calibrating, prompts") as progress:
             calibration = calibrate(
                 denoiser,
                 requests,
                 model,
                 on_batch=lambda done: progress.advance(done - progress.done),
+                on_pass=log if method.calibrated else None,
+                rotate=method.rotated,
             )
         _write_calibration(calibration, folder)
+        rounding: Rounding = round_to_nearest
+        if method.calibrated:
+            sampled = sample_states(log.states, config.states, config.seed)
+            say(f"{method.name}: {len(sampled)} of {len(log.states)} denoising states")
+            rounding = rounding_from_hessians(Hessians(denoiser, sampled), method.rotated)
         graphs, families = write_variants(
-            core, precisions, calibration, config.recipe, folder, {}, say
+            core, precisions, calibration, config.recipe, folder, {}, say, rounding
         )
         made = Export(
             folder=folder,
@@ -246,6 +262,7 @@ def _digest(
             [precision.name for precision in precisions],
             config.target,
             asdict(config.recipe),
+            [config.states, config.seed] if config.recipe.method.calibrated else None,
             asdict(shape),
             [[request.task, request.prompt, asdict(request.sampler)] for request in requests],
         ]

@@ -4,7 +4,8 @@ export.json                what is below, and what made it
 fp32.serve.onnx ...        graphs; GRAPH.TAIL.onnx, kilobytes each
 weights/*.safetensors      the checkpoint's own files and one more for each quantized family
 tokenizer/tokenizer.json
-calibration.json           ranges of activations, from which other recipes are made
+calibration.json           ranges of activations as they are rounded (rotated, if they are), from
+                           which other recipes are made
 """
 
 from __future__ import annotations
@@ -35,6 +36,41 @@ EXPORT, CALIBRATION = "export.json", "calibration.json"
 WEIGHTS, TOKENIZER = "weights", "tokenizer"
 
 
+@dataclass(frozen=True, slots=True)
+class Quantizer:
+    """A way to make integers of weights.
+
+    Attributes:
+        name: What `--quantizer` calls it.
+        says: What it does, in half a sentence.
+        calibrated: Whether it looks at activations of denoising states.
+        rotated: Whether activations and weights are rotated before they are rounded.
+    """
+
+    name: str
+    says: str
+    calibrated: bool
+    rotated: bool
+
+
+QUANTIZERS = (
+    Quantizer("rtn", "each weight to the nearest", calibrated=False, rotated=False),
+    Quantizer(
+        "gptq",
+        "in order, each error made good by the weights that follow, for the activations of "
+        "denoising states",
+        calibrated=True,
+        rotated=False,
+    ),
+    Quantizer(
+        "gptq-hadamard",
+        "as gptq, after a rotation that spreads outliers of activations over many channels",
+        calibrated=True,
+        rotated=True,
+    ),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """All choices that decide the graphs of a checkpoint, apart from their precisions.
@@ -43,23 +79,31 @@ class Recipe:
         windows: Parts of progress with activation scales of their own.
         clip: Share of the largest activation that still fits; above it activations saturate.
         keep: Blocks that stay in fp32 in every quantized graph.
-        quantizer: How weights are rounded: "rtn", to the nearest.
+        quantizer: How weights are rounded: the name of one of `QUANTIZERS`.
     """
 
     windows: int = 6
     clip: float = 1.0
     keep: tuple[int, ...] = ()
-    quantizer: str = "rtn"
+    quantizer: str = QUANTIZERS[0].name
 
     def __post_init__(self) -> None:
         if self.windows < 1:
             raise ValueError(f"windows >= 1 must hold, got {self.windows}")
         if not 0.0 < self.clip <= 1.0:
             raise ValueError(f"0 < clip <= 1 must hold, got {self.clip}")
-        if self.quantizer != "rtn":
-            raise ValueError(f"quantizer must be 'rtn', got {self.quantizer!r}")
+        names = [quantizer.name for quantizer in QUANTIZERS]
+        if self.quantizer not in names:
+            raise ValueError(
+                f"quantizer must be one of {', '.join(names)}, got {self.quantizer!r}"
+            )
         if tuple(sorted(set(self.keep))) != self.keep or min(self.keep, default=0) < 0:
             raise ValueError(f"keep must be ascending block numbers, got {self.keep}")
+
+    @property
+    def method(self) -> Quantizer:
+        """What the quantizer is."""
+        return next(each for each in QUANTIZERS if each.name == self.quantizer)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from engines.backend import Floats, Ids, Mask, Served, served_from_logits
 from engines.precision import FULL_PRECISION, Precision
 from exporter.denoiser import Denoiser
+from exporter.hadamard import block_of_width, hadamard
 from exporter.names import sites_of_blocks
 
 # Called after a pass with the largest magnitude at each site [B, S] and the progress [B].
@@ -22,7 +23,7 @@ Observer = Callable[[Floats, Floats], None]
 
 # The layer whose input is the site.  Of q, k and v it is k: the last block computes its queries
 # at the asked positions alone.
-_LAYER_OF_SITE = {
+LAYER_OF_SITE = {
     "attn_in": "k_proj",
     "attn_out": "attn_out",
     "ff_in": "ff_gate",
@@ -37,10 +38,14 @@ class TorchBackend:
         precision: Full precision.
     """
 
-    def __init__(self, denoiser: Denoiser, observe: Observer | None = None) -> None:
+    def __init__(
+        self, denoiser: Denoiser, observe: Observer | None = None, rotate: bool = False
+    ) -> None:
+        """A denoiser, and who is told the magnitudes at its sites, as they are or rotated."""
         self.precision: Precision = FULL_PRECISION
         self._denoiser = denoiser
         self._observe = observe
+        self._rotate = rotate
 
     def logits(self, ids: Ids, mask: Mask, positions: Ids, progress: Floats) -> Floats:
         keys = torch.from_numpy(np.ascontiguousarray(mask))
@@ -79,8 +84,17 @@ class TorchBackend:
                 site: str = site,
                 asked_only: bool = asked_only,
             ) -> None:
-                each = inputs[0].abs().amax(-1)
+                values = rotated_tensor(inputs[0]) if self._rotate else inputs[0]
+                each = values.abs().amax(-1)
                 largest[site] = (each if asked_only else each.masked_fill(~mask, 0.0)).amax(-1)
 
-            layer = self._denoiser.get_submodule(f"{block}.{_LAYER_OF_SITE[name]}")
+            layer = self._denoiser.get_submodule(f"{block}.{LAYER_OF_SITE[name]}")
             watching.callback(layer.register_forward_pre_hook(note).remove)
+
+
+def rotated_tensor(values: Tensor) -> Tensor:
+    """Return values [..., width] times the rotation of `exporter.hadamard`."""
+    block = block_of_width(values.shape[-1])
+    matrix = torch.from_numpy(hadamard(block)).to(values)
+    out: Tensor = (values.unflatten(-1, (-1, block)) @ matrix).flatten(-2)
+    return out

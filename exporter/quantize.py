@@ -1,26 +1,38 @@
 """Quantized weights: integers and scales, made tensor by tensor.
 
 int8: symmetric, one scale an output channel.  w4, w8, w16: symmetric, groups of 32 inputs of a
-channel share a scale.  Knows nothing about graphs or torch.
+channel share a scale.  How a weight is rounded to them is an argument; to the nearest is here,
+`exporter.gptq` has the other.  Knows nothing about graphs or torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engines.errors import InputError
 from engines.precision import WEIGHT_GROUP
+from exporter.hadamard import block_of_width, hadamard, rotation_name
 from exporter.weights import Item, Stored, floats, mapped
 
 INT8_LARGEST = 127
 
+# Integers [in, out] and scales, [out] by channel or [groups, out] by group.
+Rounded = tuple[NDArray[np.integer[Any]], NDArray[np.float32]]
+
+# From (name, site, weight [out, in], bits, whether by channel) to integers and scales.
+Rounding = Callable[[str, str, NDArray[np.float32], int, bool], Rounded]
+
+# Type of a weight's integers by their bits; 4 bits are packed when they are stored.
+INTEGERS: Mapping[int, type[np.int8] | type[np.int16]] = {4: np.int8, 8: np.int8, 16: np.int16}
+
 _Make = Callable[[], NDArray[np.generic]]
 
 _KIND = {4: "U8", 8: "I8", 16: "I16"}
-_DTYPE = {4: np.int8, 8: np.int8, 16: np.int16}
 
 
 def quantized_name(weight: str) -> str:
@@ -42,6 +54,23 @@ def zeros_name(weight: str) -> str:
     return f"{weight}.zeros"
 
 
+def largest_integer(bits: int) -> int:
+    """Return the largest integer of some bits; the smallest is its negative."""
+    return int(2 ** (bits - 1)) - 1
+
+
+def to_nearest(weight: NDArray[np.float32], bits: int, by_channel: bool) -> Rounded:
+    """Return a weight [out, in] rounded to the nearest, by channel or by group."""
+    return quantize_channels(weight) if by_channel else quantize_groups(weight, bits)
+
+
+def round_to_nearest(
+    name: str, site: str, weight: NDArray[np.float32], bits: int, by_channel: bool
+) -> Rounded:
+    """Round to the nearest, whatever the weight is called and wherever it stands."""
+    return to_nearest(weight, bits, by_channel)
+
+
 def quantize_channels(weight: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Return (integers [in, out], scales [out]) of a weight [out, in], to the nearest of 8 bits.
 
@@ -52,24 +81,21 @@ def quantize_channels(weight: NDArray[np.float32]) -> tuple[NDArray[np.int8], ND
     return np.rint(weight / scale[:, None]).astype(np.int8).T, scale
 
 
-def quantize_groups(
-    weight: NDArray[np.float32], bits: int
-) -> tuple[NDArray[np.int8] | NDArray[np.int16], NDArray[np.float32]]:
+def quantize_groups(weight: NDArray[np.float32], bits: int) -> Rounded:
     """Return (integers [in, out], scales [groups, out]) of a weight [out, in].
 
     Each group of 32 inputs of a channel shares a scale; the last may be shorter.  Symmetric: the
     most negative integer is not used.
     """
-    largest_integer = 2 ** (bits - 1) - 1
     outputs, inputs = weight.shape
     groups = -(-inputs // WEIGHT_GROUP)
     padded = np.zeros((outputs, groups * WEIGHT_GROUP), np.float32)
     padded[:, :inputs] = weight
     grouped = padded.reshape(outputs, groups, WEIGHT_GROUP)
     largest = np.abs(grouped).max(2)
-    scale = np.where(largest > 0, largest / largest_integer, 1.0).astype(np.float32)
+    scale = np.where(largest > 0, largest / largest_integer(bits), 1.0).astype(np.float32)
     rounded = np.rint(grouped / scale[:, :, None]).reshape(outputs, -1)[:, :inputs]
-    return rounded.T.astype(_DTYPE[bits]), np.ascontiguousarray(scale.T)
+    return rounded.T.astype(INTEGERS[bits]), np.ascontiguousarray(scale.T)
 
 
 def pack_int4(values: NDArray[np.int8]) -> NDArray[np.uint8]:
@@ -82,23 +108,54 @@ def pack_int4(values: NDArray[np.int8]) -> NDArray[np.uint8]:
 
 
 def quantized_items(
-    tensors: Mapping[str, Stored], sites: Mapping[str, str], bits: int, family: str
+    tensors: Mapping[str, Stored],
+    sites: Mapping[str, str],
+    bits: int,
+    family: str,
+    rounding: Rounding = round_to_nearest,
+    rotate: bool = False,
+    made: Mapping[str, Stored] | None = None,
 ) -> list[Item]:
     """Return what a family's file holds: integers and scales of the weights that have a site.
 
     All other tensors stand in it as they are, so that the file is all its graphs need.
     Items make their bytes only when they are written.
+
+    Args:
+        tensors: The checkpoint's, by name.
+        sites: Site of each weight to quantize.
+        bits: Of an integer.
+        family: "int8" has a scale a channel, others one a group.
+        rounding: How weights become integers.
+        rotate: Whether the file holds the rotations of its weights' widths too.
+        made: Tensors of a file of the same family; weights that are in it are not rounded again.
+
+    Making an item raises InputError where that file holds another shape or type.
     """
+    made = made or {}
     items = []
+    if rotate:
+        widths = {tensors[name].shape[1] for name in sites}
+        for block in sorted({block_of_width(width) for width in widths} - {1}):
+            items.append(
+                Item(rotation_name(block), "F32", (block, block), partial(hadamard, block))
+            )
     for name, stored in tensors.items():
         if name not in sites:
             items.append(Item(name, stored.kind, stored.shape, partial(mapped, stored)))
             continue
         outputs, inputs = stored.shape
         count, groups = outputs * inputs, -(-inputs // WEIGHT_GROUP)
-        make_integers, make_scales = _quantizer(stored, bits, by_channel=family == "int8")
         integers = (-(-count // 2),) if bits == 4 else (inputs, outputs)
         scales = (outputs,) if family == "int8" else (groups, outputs)
+        make_integers: _Make
+        make_scales: _Make
+        if quantized_name(name) in made:
+            make_integers = partial(_taken, made, quantized_name(name), _KIND[bits], integers)
+            make_scales = partial(_taken, made, scale_name(name), "F32", scales)
+        else:
+            round_ = partial(rounding, name, sites[name])
+            make_integers, make_scales = _rounded(stored, bits, family == "int8", round_)
         items += [
             Item(quantized_name(name), _KIND[bits], integers, make_integers),
             Item(scale_name(name), "F32", scales, make_scales),
@@ -109,15 +166,49 @@ def quantized_items(
     return items
 
 
-def _quantizer(stored: Stored, bits: int, by_channel: bool) -> tuple[_Make, _Make]:
+def check_family(found: Mapping[str, Stored], items: Iterable[Item], where: str) -> None:
+    """Check that a family's file holds its items, each of its shape and type.
+
+    Raises:
+        InputError: It does not; names the first that is amiss.
+    """
+    for item in items:
+        _found(found, item.name, item.kind, item.shape, where)
+
+
+def _found(
+    found: Mapping[str, Stored], name: str, kind: str, shape: tuple[int, ...], where: str
+) -> Stored:
+    """Return where a tensor lies, if it is of its shape and type."""
+    stored = found.get(name)
+    if stored is None or (stored.kind, stored.shape) != (kind, shape):
+        has = "lacks it" if stored is None else f"has {stored.kind}{list(stored.shape)}"
+        raise InputError(
+            f"{where}: {name} must be {kind}{list(shape)}, but the file {has}; export again"
+        )
+    return stored
+
+
+def _taken(
+    made: Mapping[str, Stored], name: str, kind: str, shape: tuple[int, ...]
+) -> NDArray[np.generic]:
+    """Return the bytes of a tensor of another file of the same family."""
+    return mapped(_found(made, name, kind, shape, "the weights of the source"))
+
+
+def _rounded(
+    stored: Stored,
+    bits: int,
+    by_channel: bool,
+    rounding: Callable[[NDArray[np.float32], int, bool], Rounded],
+) -> tuple[_Make, _Make]:
     """Return what makes the integers of a stored weight, and what gives their scales."""
     scales: list[NDArray[np.float32]] = []  # small; kept, so that a weight is rounded once
 
     def integers() -> NDArray[np.generic]:
-        weight = floats(stored)
-        rounded, scale = quantize_channels(weight) if by_channel else quantize_groups(weight, bits)
+        values, scale = rounding(floats(stored), bits, by_channel)
         scales.append(scale)
-        return pack_int4(rounded.astype(np.int8)) if bits == 4 else rounded
+        return pack_int4(values.astype(np.int8)) if bits == 4 else values
 
     def scale() -> NDArray[np.generic]:
         if not scales:

@@ -1,6 +1,8 @@
 """From one EXPORT folder to another recipe's: other windows, another clip, other blocks in fp32.
 
-Begins at the graphs and the calibration that are there, and needs no torch.
+Begins at the graphs and the calibration that are there, and needs no torch.  Weights are never
+rounded in another way: integers are the source's, and where the source has none, in blocks that
+it keeps in fp32, they can be made only by rounding to the nearest.
 """
 
 from __future__ import annotations
@@ -13,7 +15,11 @@ from importlib import metadata
 from pathlib import Path
 from platform import python_version
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engines import __version__
+from engines.errors import InputError
 from engines.files import digest_file, place_file, whole_folder
 from engines.precision import FULL_PRECISION
 from engines.sampler import Pass
@@ -30,8 +36,10 @@ from exporter.folder import (
     write_export,
 )
 from exporter.parity import engine_of, smoke, states_from_requests
+from exporter.quantize import Rounded, round_to_nearest
 from exporter.requests import check_windows, random_requests
 from exporter.variants import Core, stored_weights, write_variants
+from exporter.weights import Stored, read_header
 
 Say = Callable[[str], None]
 
@@ -45,11 +53,12 @@ def requantize(source: Path, out: Path, recipe: Recipe, say: Say = lambda text: 
     Args:
         source: An export.
         out: The new folder.
-        recipe: Windows, clip, and blocks that stay in fp32.
+        recipe: Windows, clip, and blocks that stay in fp32; the quantizer is the source's.
         say: Told what is being done.
 
     Raises:
-        InputError: The source is no whole export, or the recipe does not fit it.
+        InputError: The source is no whole export, the recipe does not fit it, or it needs weights
+            to be rounded by another quantizer or with activations that are not there any more.
         BackendError: A new graph cannot run, or gives nonsense.
     """
     import onnx
@@ -57,6 +66,7 @@ def requantize(source: Path, out: Path, recipe: Recipe, say: Say = lambda text: 
     before = read_export(source)
     for name, task in before.tasks.items():
         check_windows(name, task.sampler, recipe.windows)
+    _check_quantizer(before, recipe)
     request = sha256_of([before.request, asdict(recipe)])
     if is_export(out) and read_export(out).request == request:
         return out
@@ -65,11 +75,16 @@ def requantize(source: Path, out: Path, recipe: Recipe, say: Say = lambda text: 
         full = before.graphs[f"{FULL_PRECISION.name}.trace"]
         same_weights = recipe.keep == before.recipe.keep
         families: dict[str, Path] = {}
+        integers: dict[str, dict[str, Stored]] = {}
         for family in {precision.family for precision in before.precisions.values()}:
             path = f"{WEIGHTS}/{family}.safetensors"
-            if family != FULL_PRECISION.family and same_weights:
+            if family == FULL_PRECISION.family:
+                continue
+            if same_weights:
                 families[family] = folder / path
                 place_file(source / path, families[family])
+            else:
+                integers[family] = read_header(source / path)
         for path in full.weights:
             place_file(source / path, folder / path)
         for path in before.files:
@@ -83,8 +98,9 @@ def requantize(source: Path, out: Path, recipe: Recipe, say: Say = lambda text: 
         graph = onnx.load(str(source / full.file), load_external_data=False)
         core = Core.of(graph, tensors, before.model.architecture)
         precisions = list(before.precisions.values())
+        rounding = _refuse_to_round if recipe.method.calibrated else round_to_nearest
         graphs, sizes = write_variants(
-            core, precisions, calibration, recipe, folder, families, say
+            core, precisions, calibration, recipe, folder, families, say, rounding, integers
         )
         made = replace(
             before,
@@ -99,6 +115,32 @@ def requantize(source: Path, out: Path, recipe: Recipe, say: Say = lambda text: 
         engine = engine_of(made, f"{FULL_PRECISION.name}.serve")
         finish(made, states_from_requests(requests, engine, made.model), say)
     return out
+
+
+def _check_quantizer(before: Export, recipe: Recipe) -> None:
+    """Check that every integer a recipe wants can be had without the model and its activations.
+
+    Raises:
+        InputError: One cannot.
+    """
+    if recipe.quantizer != before.recipe.quantizer:
+        raise InputError(
+            f"{before.folder} was rounded by {before.recipe.quantizer} and cannot be turned into "
+            f"{recipe.quantizer}; export again with --quantizer {recipe.quantizer}"
+        )
+    lost = sorted(set(before.recipe.keep) - set(recipe.keep))
+    if lost and recipe.method.calibrated:
+        raise InputError(
+            f"{before.folder} keeps block {lost[0]} in fp32, and {recipe.quantizer} needs "
+            f"activations to round it; export again without keeping it"
+        )
+
+
+def _refuse_to_round(
+    name: str, site: str, weight: NDArray[np.float32], bits: int, by_channel: bool
+) -> Rounded:
+    """Stand in for a rounding that needs activations."""
+    raise InputError(f"the weights of the source lack the integers of {name}; export again")
 
 
 def finish(made: Export, states: Sequence[Pass], say: Say) -> Export:

@@ -14,6 +14,11 @@ on x86 multiply unsigned by signed.
 Simulated wXaY: weights in groups of 32 inputs that share a scale; activations rounded to Y bits
 for each token by its own largest magnitude, and computed in fp32.
 
+With a rotation R, the activations of every such product are rotated first, x R, by a matrix that
+lies with the weights, which hold W R (see `exporter.hadamard`); rounding comes after it:
+
+    x -> Reshape [.., width / block, block] -> MatMul(H) -> Reshape [.., width] -> as above
+
 Embedding, norms and the LM head stay as they are.  Layers are found by the names of their weights.
 Knows nothing about torch.
 """
@@ -29,6 +34,7 @@ from numpy.typing import NDArray
 from engines.model import BATCH, SCALES
 from engines.precision import WEIGHT_GROUP, Precision
 from exporter.graph import Linear, linears
+from exporter.hadamard import block_of_width, rotation_name
 from exporter.quantize import quantized_name, scale_name, zeros_name
 
 if TYPE_CHECKING:
@@ -46,6 +52,7 @@ def int8_graph(
     sites: Mapping[str, str],
     order: Sequence[str],
     scales: NDArray[np.float32] | None,
+    rotate: bool = False,
 ) -> onnx.ModelProto:
     """Return the graph with integer products.
 
@@ -54,6 +61,7 @@ def int8_graph(
         sites: Site of each weight to quantize.
         order: All sites, in the order of the scales.
         scales: Activation scale of each site [S]; None makes them an input [batch, 1, S].
+        rotate: Rotate activations first; the weights are rotated ones.
     """
     from onnx import TensorProto, helper
 
@@ -106,13 +114,17 @@ def int8_graph(
             name, outputs = zeros_name(initializer.name), initializer.dims[0]
             zeros = TensorProto(name=name, data_type=TensorProto.INT8, dims=[outputs])
             copy.graph.initializer.append(zeros)
-    _rewrite(copy, sites, add, quantized_input, product)
+    _rewrite(copy, sites, add, quantized_input, product, rotate)
     _replace_weights(copy, sites, TensorProto.INT8, scale_shape)
     return copy
 
 
 def simulated_graph(
-    model: onnx.ModelProto, sites: Mapping[str, str], precision: Precision, clip: float
+    model: onnx.ModelProto,
+    sites: Mapping[str, str],
+    precision: Precision,
+    clip: float,
+    rotate: bool = False,
 ) -> onnx.ModelProto:
     """Return the graph whose activations are rounded for each token and computed in fp32.
 
@@ -121,6 +133,7 @@ def simulated_graph(
         sites: Site of each weight to quantize.
         precision: A simulated one.
         clip: Share of a token's largest magnitude that still fits.
+        rotate: Rotate activations first; the weights are rotated ones.
     """
     from onnx import TensorProto
 
@@ -160,7 +173,7 @@ def simulated_graph(
         return [-(-inputs // WEIGHT_GROUP), outputs]
 
     kind = {4: TensorProto.INT4, 8: TensorProto.INT8, 16: TensorProto.INT16}
-    _rewrite(copy, sites, add, rounded_input, product)
+    _rewrite(copy, sites, add, rounded_input, product, rotate)
     _replace_weights(copy, sites, kind[int(precision.weight_bits)], scale_shape)
     return copy
 
@@ -203,12 +216,16 @@ def _rewrite(
     add: _Nodes,
     source_of: Callable[[str, str], str],
     product: Callable[[Linear, str], None],
+    rotate: bool,
 ) -> None:
     """Replace the products of the weights that have a site; what nobody reads any more goes.
 
-    A tensor that several products read is rounded once.
+    A tensor that several products read is rotated and rounded once.
     """
     quantized = {linear.matmul: linear for linear in linears(model) if linear.weight in sites}
+    widths = {each.name: each.dims[1] for each in model.graph.initializer if each.name in sites}
+    if rotate:
+        _add_rotations(model, set(widths.values()))
     rounded: dict[str, str] = {}
     for index, node in enumerate(model.graph.node):
         linear = quantized.get(index)
@@ -216,7 +233,10 @@ def _rewrite(
             add.made.append(node)
             continue
         if linear.source not in rounded:
-            rounded[linear.source] = source_of(linear.source, sites[linear.weight])
+            source = linear.source
+            if rotate:
+                source = _rotated(source, widths[linear.weight], add)
+            rounded[linear.source] = source_of(source, sites[linear.weight])
         product(linear, rounded[linear.source])
     nodes, needed = [], {output.name for output in model.graph.output}
     for node in reversed(add.made):
@@ -227,6 +247,37 @@ def _rewrite(
     kept = [type(node).FromString(node.SerializeToString()) for node in reversed(nodes)]
     del model.graph.node[:]
     model.graph.node.extend(kept)
+
+
+def _add_rotations(model: onnx.ModelProto, widths: set[int]) -> None:
+    """Add the matrices of some widths, without data, and the shapes that go with them."""
+    from onnx import TensorProto
+
+    for block in sorted({block_of_width(width) for width in widths} - {1}):
+        name, kind = rotation_name(block), TensorProto.FLOAT
+        matrix = TensorProto(name=name, data_type=kind, dims=[block, block])
+        model.graph.initializer.append(matrix)
+    for width in sorted(widths):
+        block = block_of_width(width)
+        if 1 < block < width:  # 0: as it was
+            shape = np.array([0, 0, width // block, block], np.int64)
+            _constant(model, f"rotate_{width}_blocks", shape)
+            _constant(model, f"rotate_{width}_whole", np.array([0, 0, width], np.int64))
+
+
+def _rotated(source: str, width: int, add: _Nodes) -> str:
+    """Add the rotation of a tensor [batch, length, width] and return what it is called."""
+    block = block_of_width(width)
+    if block == 1:
+        return source
+    rotated = f"{source}.rotated"
+    if block == width:
+        add("MatMul", [source, rotation_name(block)], [rotated])
+        return rotated
+    add("Reshape", [source, f"rotate_{width}_blocks"], [f"{source}.blocks"])
+    add("MatMul", [f"{source}.blocks", rotation_name(block)], [f"{source}.rotated_blocks"])
+    add("Reshape", [f"{source}.rotated_blocks", f"rotate_{width}_whole"], [rotated])
+    return rotated
 
 
 def _replace_weights(

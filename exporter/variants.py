@@ -22,7 +22,7 @@ from exporter.calibrate import Calibration, window_scales
 from exporter.folder import WEIGHTS, Recipe
 from exporter.graph import TAILS, linears, with_tail
 from exporter.names import linear_from_key
-from exporter.quantize import quantized_items
+from exporter.quantize import Rounding, check_family, quantized_items, round_to_nearest
 from exporter.rewrite import int8_graph, simulated_graph
 from exporter.weights import (
     Stored,
@@ -97,6 +97,8 @@ def write_variants(
     folder: Path,
     families: Mapping[str, Path],
     say: Callable[[str], None],
+    rounding: Rounding = round_to_nearest,
+    made: Mapping[str, Mapping[str, Stored]] | None = None,
 ) -> tuple[dict[str, Graph], dict[str, int]]:
     """Write all graphs and the weights that they need, and return them and the families' bytes.
 
@@ -108,11 +110,16 @@ def write_variants(
         folder: Written into; the core's own weights are there.
         families: Weight files in the folder that are there already, by family.
         say: Told what is being written.
+        rounding: How weights become integers, where they are not yet.
+        made: Tensors of another file of a family, by family: their integers are taken.
 
     Raises:
-        InputError: The recipe keeps a block that is not there, or a window was never calibrated.
+        InputError: The recipe keeps a block that is not there, a window was never calibrated, or
+            a family's file or the calibration is not of this model and recipe.
     """
     check_kept(recipe.keep, len({block for block, _ in core.sites.values()}))
+    _check_calibration(calibration, core, recipe)
+    rotate = recipe.method.rotated
     sites = {name: site for name, (block, site) in core.sites.items() if block not in recipe.keep}
     writer = _Writer(folder)
     for family in dict.fromkeys(precision.family for precision in precisions):
@@ -121,22 +128,42 @@ def write_variants(
         if family == FULL_PRECISION.family:
             stored = dict(core.tensors)
         else:
+            bits, before = int(members[0].weight_bits), (made or {}).get(family, {})
+            items = quantized_items(core.tensors, sites, bits, family, rounding, rotate, before)
             file = families.get(family)
             if file is None:
                 file = folder / WEIGHTS / f"{family}.safetensors"
-                bits = int(members[0].weight_bits)
-                write_family(file, quantized_items(core.tensors, sites, bits, family))
+                write_family(file, items)
             stored = read_header(file)
+            check_family(stored, items, str(file))
         for precision in members:
             if precision == FULL_PRECISION:
                 writer.both_tails(core.graph, stored, precision, recipe.windows)
             elif precision.simulated:
-                graph = simulated_graph(core.graph, sites, precision, recipe.clip)
+                graph = simulated_graph(core.graph, sites, precision, recipe.clip, rotate)
                 writer.both_tails(graph, stored, precision, recipe.windows)
             else:
                 scales = window_scales(calibration, recipe.windows, recipe.clip)
-                _write_int8(writer, core, sites, calibration.sites, scales, stored, precision)
+                order = calibration.sites
+                _write_int8(writer, core, sites, order, scales, stored, precision, rotate)
     return writer.graphs, writer.family_bytes()
+
+
+def _check_calibration(calibration: Calibration, core: Core, recipe: Recipe) -> None:
+    """Check that the ranges are of the sites that are rounded, as they are rounded.
+
+    Raises:
+        InputError: They are not.
+    """
+    missing = sorted({site for _, site in core.sites.values()} - set(calibration.sites))
+    if missing:
+        raise InputError(f"the calibration lacks the site {missing[0]}; export again")
+    rotated = "rotated" if calibration.rotated else "plain"
+    if calibration.rotated != recipe.method.rotated:
+        raise InputError(
+            f"the calibration has the ranges of {rotated} activations, which {recipe.quantizer} "
+            f"does not round; export again with --quantizer {recipe.quantizer}"
+        )
 
 
 def _write_int8(
@@ -147,17 +174,18 @@ def _write_int8(
     scales: NDArray[np.float32],
     stored: Mapping[str, Stored],
     precision: Precision,
+    rotate: bool,
 ) -> None:
     """Write the graph whose scales are an input, one for each window, and one for them all."""
     windows = len(scales)
     table = tuple(tuple(float(value) for value in row) for row in scales)
-    shared = int8_graph(core.graph, sites, order, None)
+    shared = int8_graph(core.graph, sites, order, None, rotate)
     writer.both_tails(shared, stored, precision, windows, scales=table)
     for window, row in enumerate(scales):
-        graph = int8_graph(core.graph, sites, order, row)
+        graph = int8_graph(core.graph, sites, order, row, rotate)
         name = f"{precision.name}.w{window}.serve"
         writer.write(name, with_tail(graph, "serve"), stored, precision, (window,))
-    everywhere = int8_graph(core.graph, sites, order, scales.max(0))
+    everywhere = int8_graph(core.graph, sites, order, scales.max(0), rotate)
     writer.both_tails(everywhere, stored, precision, windows, name=f"{precision.name}.all")
 
 

@@ -7,6 +7,7 @@ precision is measured on a few calibration traces.  The most sensitive block com
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from engines.backend import Backend
 from engines.trace import Trace
@@ -24,13 +25,13 @@ def rank_blocks(
 
     Args:
         blocks: Of the denoiser.
-        base: Whose windows and clip are used.
+        base: Whose windows, clip and quantizer are used.
         engine_of: The quantized engine of a recipe.
         traces: Full-precision trajectories to compare on.
     """
     harm = []
     for block in range(blocks):
         others = tuple(other for other in range(blocks) if other != block)
-        recipe = Recipe(windows=base.windows, clip=base.clip, keep=others)
+        recipe = replace(base, keep=others)
         harm.append(divergence(traces, engine_of(recipe)))
     return tuple(sorted(range(blocks), key=lambda block: (-harm[block], block)))
