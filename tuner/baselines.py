@@ -106,9 +106,7 @@ def bisect(
     raised: set[int] = set()
 
     def with_raised(more: int) -> Schedule:
-        return Schedule(
-            tuple(high if w in raised or w == more else low for w in range(windows))
-        )
+        return Schedule(tuple(high if w in raised or w == more else low for w in range(windows)))
 
     push(0, windows, mended(0, windows))
     while heap and any(fits(with_raised(w)) for w in range(windows) if w not in raised):

@@ -5,6 +5,10 @@ result competes with every uniform schedule within the budgets.  Without budgets
 latency (or memory): the schedules of the front compete.  `tuner.objective.choose` decides: among
 schedules whose quality cannot be told apart on tuning prompts, the cheapest ships, uniform or not.
 
+A mixed schedule competes only where it is *believed*: label-free agreement with full precision, on
+prompts that it was not chosen on, must show that it is better than the best uniform schedule
+within the budgets; or it is clearly cheaper, and not shown to be worse on any task.
+
 A *group* is one task, or all tasks together for `default`, which may not be shown to be worse than
 another option on any of them.
 """
@@ -27,6 +31,9 @@ from tuner.refine import refine
 
 # Schedules of the front that are measured at most, when the goal is latency or memory.
 _MOST_MEASURED = 8
+
+# A mixed schedule of at most this share of the reference's cost need not be better than it.
+_CHEAPER = 0.95
 
 
 @dataclass(frozen=True)
@@ -125,6 +132,7 @@ def choose_schedule(
     max_loss: float,
     refinements: int,
     seed: int,
+    baselines: Sequence[Schedule] = (),
 ) -> Choice:
     """Return the schedule that ships.
 
@@ -135,6 +143,7 @@ def choose_schedule(
         max_loss: Points that may be lost.
         refinements: Schedules that the refinement may measure; 1 at least.
         seed: Of the bootstrap.
+        baselines: Schedules that compete beside the allocation's, as far as they fit.
 
     Raises:
         BudgetError: No schedule is within the budgets.
@@ -148,7 +157,7 @@ def choose_schedule(
             table.names,
             table.fits,
             table.predicted,
-            lambda schedule: np.concatenate(list(measures.agreement(schedule).values())),
+            lambda schedule: np.concatenate(list(_part(measures.agreement(schedule), 0).values())),
             max(1, refinements),
             seed,
         )
@@ -157,12 +166,17 @@ def choose_schedule(
     else:
         competing = _from_front(table, allocation, uniform)
         measured = len(competing)
+    given = [each for each in baselines if table.fits(each) and each not in competing]
+    competing, measured = competing + given, measured + len(given)
     reference = uniform[0] if uniform else None
-    competing = [
-        each
-        for each in competing
-        if each.is_uniform or reference is None or not _worse(each, reference, measures, seed)
-    ]
+    if reference is not None:
+        known = {own, *baselines}  # chosen without a tuning prompt
+        competing = [
+            each
+            for each in competing
+            if each.is_uniform
+            or _believed(table, each, reference, measures, goal, each in known, seed)
+        ]
     options = [_option(table, measures, each) for each in competing]
     chosen = choose(options, goal, max_loss, seed)
     best = competing[chosen.index]
@@ -245,10 +259,44 @@ def _from_front(
     return [*uniform, *mixed]
 
 
-def _worse(schedule: Schedule, other: Schedule, measures: Measures, seed: int) -> bool:
-    """Return whether a schedule is shown to be worse than another on any task."""
-    ours, theirs = measures.agreement(schedule), measures.agreement(other)
-    return any(paired_interval(ours[task], theirs[task], seed=seed).high < 0.0 for task in ours)
+def _part(scores: Mapping[str, NDArray[np.float64]], which: int) -> dict[str, NDArray[np.float64]]:
+    """Return every other prompt's scores, of even or odd number; all, where there is only one."""
+    if any(len(values) < 2 for values in scores.values()):
+        return dict(scores)
+    return {task: values[which::2] for task, values in scores.items()}
+
+
+def _believed(
+    table: Priced,
+    schedule: Schedule,
+    reference: Schedule,
+    measures: Measures,
+    goal: str,
+    fresh: bool,
+    seed: int,
+) -> bool:
+    """Return whether a mixed schedule may compete with the best uniform one.
+
+    Args:
+        table: Its costs.
+        schedule: Mixed.
+        reference: The uniform schedule of most bits within the budgets.
+        measures: Of schedules, on tuning prompts.
+        goal: For latency or memory it is enough not to be worse.
+        fresh: Whether no tuning prompt had a part in finding it; else the prompts of even number,
+            which the refinement saw, do not count.
+        seed: Of the bootstrap.
+    """
+    ours, theirs = measures.agreement(schedule), measures.agreement(reference)
+    if goal == "quality" and not fresh:
+        ours, theirs = _part(ours, 1), _part(theirs, 1)
+    gaps = {task: paired_interval(ours[task], theirs[task], seed=seed) for task in ours}
+    if any(gap.high < 0.0 for gap in gaps.values()):
+        return False
+    if goal != "quality" or table.cost(schedule) <= _CHEAPER * table.cost(reference):
+        return True
+    pooled = [np.concatenate(list(scores.values())) for scores in (ours, theirs)]
+    return paired_interval(*pooled, seed=seed).low > 0.0
 
 
 def _option(table: Priced, measures: Measures, schedule: Schedule) -> Option:

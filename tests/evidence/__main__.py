@@ -25,7 +25,13 @@ from engines.machine import machine
 from engines.schedule import Schedule
 from engines.terminal import Progress
 from tests.evidence import document, experiments, figures, headline
-from tests.evidence.choices import DEFAULT_PROXY, Chosen, chosen_for, choices_json, default_schedule
+from tests.evidence.choices import (
+    DEFAULT_PROXY,
+    Chosen,
+    chosen_for,
+    choices_json,
+    default_schedule,
+)
 from tests.evidence.config import FULL, QUICK, ROOT, EvidenceConfig
 from tests.evidence.executed import executed
 from tests.evidence.study import Say, Study, exported, studies
@@ -156,7 +162,8 @@ def _quantizer(
     say(f"{study.quantizer}: verdicts")
     verdicts = experiments.resampled_verdicts(study)
     cross = experiments.cross_tasks(
-        study, {**{task: each.schedules["dp"] for task, each in chosen.items()}, "default": default}
+        study,
+        {**{task: each.schedules["dp"] for task, each in chosen.items()}, "default": default},
     )
     default_minus = {
         task: scores[task]["default"] - scores[task]["dp"][: len(scores[task]["default"])]

@@ -161,7 +161,8 @@ def chosen_for(study: Study, task: str) -> Chosen:
         config.seed,
     ).schedule
     for number, schedule in with_high_windows(
-        gains[DEFAULT_PROXY], costs.only([SIX_LEVELS.index(name) for name in LEVELS]).bits,
+        gains[DEFAULT_PROXY],
+        costs.only([SIX_LEVELS.index(name) for name in LEVELS]).bits,
         config.mean_bits,
     ).items():
         found[f"{number} high windows"] = schedule
@@ -174,9 +175,7 @@ def _label(shipped: Schedule, found: Mapping[str, Schedule]) -> str:
     return next((label for label in order if found[label] == shipped), "refined")
 
 
-def priced_for(
-    study: Study, task: str, gain: Reals, names: Sequence[str], windows: int
-) -> Priced:
+def priced_for(study: Study, task: str, gain: Reals, names: Sequence[str], windows: int) -> Priced:
     """Return gains with their costs and the headline budget."""
     return Priced(
         gain, study.costs(task, names, windows), Budget(mean_bits=study.config.mean_bits)
@@ -240,8 +239,7 @@ def _bisected(study: Study, task: str) -> tuple[Schedule, int]:
         return 100.0 * (1.0 - float(found.mean()))
 
     ends = [
-        bisect(config.windows, LEVELS[0], high, error, priced.fits)
-        for high in (LEVELS[-2], HIGH)
+        bisect(config.windows, LEVELS[0], high, error, priced.fits) for high in (LEVELS[-2], HIGH)
     ]
     best = min(ends, key=lambda each: error(each.schedule))
     return best.schedule, sum(each.measured for each in ends)

@@ -50,9 +50,7 @@ def executed(study: Study) -> dict[str, Any]:
             for label, each in (("shipped", schedule), ("int8", uniform["int8"]))
         }
         saved = 1.0 - timed[schedule].mean / timed[uniform["fp32"]].mean
-        claimed = (
-            losses["int8"].mean >= WORTHWHILE_LOSS and losses["shipped"].mean <= MAX_LOSS
-        )
+        claimed = losses["int8"].mean >= WORTHWHILE_LOSS and losses["shipped"].mean <= MAX_LOSS
         found[task] = {
             "schedule": list(schedule.precisions),
             "reason": reasons[task],

@@ -40,11 +40,11 @@ def cross_tasks(study: Study, schedules: Mapping[str, Schedule]) -> dict[str, An
     matrix: dict[str, dict[str, float]] = {}
     for task in study.prompts:
         right = study.right(task, "test", count, list(schedules.values()))
-        matrix[task] = {name: 100.0 * float(right[each].mean()) for name, each in schedules.items()}
+        matrix[task] = {
+            name: 100.0 * float(right[each].mean()) for name, each in schedules.items()
+        }
     others = [name for name in schedules if name in matrix]
-    wins = [
-        matrix[task][task] >= max(matrix[task][other] for other in others) for task in matrix
-    ]
+    wins = [matrix[task][task] >= max(matrix[task][other] for other in others) for task in matrix]
     return {
         "accuracy": matrix,
         "schedules": {name: list(each.precisions) for name, each in schedules.items()},
@@ -69,7 +69,9 @@ def resampled_verdicts(study: Study) -> dict[str, Any]:
         uniform = Schedule.uniform(BASE, config.windows)
         by_prompt = []
         for _ in range(config.resamples):
-            prompts = rng.multinomial(config.calibration, np.full(config.calibration, 1 / config.calibration))
+            prompts = rng.multinomial(
+                config.calibration, np.full(config.calibration, 1 / config.calibration)
+            )
             rows = rng.integers(0, config.tuning, config.tuning)
             gain = gain_table(
                 study, tables, LEVELS, BASE, weights=(prompts / config.calibration)[None]
@@ -123,9 +125,7 @@ def eight_bits(study: Study) -> dict[str, Any]:
             "uniform": 100.0 * float(right[uniform].mean()),
             "dp": 100.0 * float(right[own].mean()),
             "random": 100.0 * float(random.mean()),
-            "dp_minus_uniform": points(
-                paired_interval(right[own], right[uniform], config.seed)
-            ),
+            "dp_minus_uniform": points(paired_interval(right[own], right[uniform], config.seed)),
         }
     return {
         "tasks": found,
@@ -182,9 +182,7 @@ def other_samplers(
         gaps: dict[str, dict[str, Reals]] = {}
         bits: dict[str, list[float]] = {}
         for task, fixed in schedules.items():
-            tables = study.tables(
-                task, SIX_LEVELS, config.windows, base=BASE, sampler=sampler
-            )
+            tables = study.tables(task, SIX_LEVELS, config.windows, base=BASE, sampler=sampler)
             gain = gain_table(study, tables, LEVELS, BASE)
             own = allocated(study, task, gain, LEVELS, config.mean_bits, sampler)
             uniform = Schedule.uniform(BASE, config.windows)
@@ -212,9 +210,7 @@ def other_samplers(
     return found
 
 
-def reverse_transfer(
-    study: Study, samplers: Mapping[str, SamplerConfig]
-) -> dict[str, Any]:
+def reverse_transfer(study: Study, samplers: Mapping[str, SamplerConfig]) -> dict[str, Any]:
     """Return how schedules calibrated with other samplers do with the tasks' own sampler."""
     config = study.config
     found: dict[str, Any] = {}

@@ -1,11 +1,11 @@
 """The figures of the evidence, as SVG files, drawn from `results.json` alone.
 
-    sensitivity.QUANTIZER.svg   measured single-window gains by window and task, with bands
-                                (the paper's Fig. 1), beside the gains that the proxy predicts
-    proxies.QUANTIZER.svg       predicted against measured gains (the paper's Fig. 3)
-    bits.svg                    accuracy over mean bits: the allocation against uniform
-    calibration.svg             number of calibration prompts (the paper's Fig. 4a and 5)
-    high_windows.svg            accuracy over the number of windows at the highest level (Fig. 8)
+sensitivity.QUANTIZER.svg   measured single-window gains by window and task, with bands
+                            (the paper's Fig. 1), beside the gains that the proxy predicts
+proxies.QUANTIZER.svg       predicted against measured gains (the paper's Fig. 3)
+bits.svg                    accuracy over mean bits: the allocation against uniform
+calibration.svg             number of calibration prompts (the paper's Fig. 4a and 5)
+high_windows.svg            accuracy over the number of windows at the highest level (Fig. 8)
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ def _grid(count: int, width: float = 3.0, height: float = 2.4) -> tuple[Any, Seq
     columns = min(count, 3)
     rows = -(-count // columns)
     figure, axes = plt.subplots(
-        rows, columns, figsize=(width * columns, height * rows), squeeze=False, layout="constrained"
+        rows,
+        columns,
+        figsize=(width * columns, height * rows),
+        squeeze=False,
+        layout="constrained",
     )
     flat = list(axes.flat)
     for axis in flat[count:]:
@@ -174,7 +178,11 @@ def _high_windows(quantizers: Mapping[str, Any], file: Path) -> Path:
             own = each["rows"]["dp"]["schedule"].count("w4a8")
             if own in found:
                 axis.plot(
-                    [own], [found[own]["accuracy"]["mean"]], "o", color=colour, markersize=10,
+                    [own],
+                    [found[own]["accuracy"]["mean"]],
+                    "o",
+                    color=colour,
+                    markersize=10,
                     fillstyle="none",
                 )
         axis.set_title(name)

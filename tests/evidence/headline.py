@@ -30,9 +30,7 @@ _HEADLINES = ("dp", "refined", "shipped", "bisect", "dp of six levels", f"unifor
 
 def is_headline(label: str) -> bool:
     """Return whether a schedule is answered for all test prompts, not only the first ones."""
-    return label in _HEADLINES or (
-        label.startswith("dp at ")
-    )
+    return label in _HEADLINES or (label.startswith("dp at "))
 
 
 def test_scores(study: Study, task: str, schedules: Mapping[str, Schedule]) -> dict[str, Reals]:

@@ -59,7 +59,9 @@ def spearman(x: Sequence[float] | Reals, y: Sequence[float] | Reals) -> float:
     return pearson(ranks(x), ranks(y))
 
 
-def correlation_interval(proxy: Reals, gains: Reals, seed: int = 0, rank: bool = False) -> Interval:
+def correlation_interval(
+    proxy: Reals, gains: Reals, seed: int = 0, rank: bool = False
+) -> Interval:
     """Return the correlation of a proxy [W] with mean measured gains, with its interval.
 
     Args:

@@ -301,7 +301,10 @@ def studies(config: EvidenceConfig, work: Path, cache: Cache, say: Say) -> dict[
     for quantizer in config.quantizers:
         say(f"exporting with {quantizer}")
         found[quantizer] = Study(
-            config, quantizer, exported(config, model, work / quantizer, quantizer), cache,
+            config,
+            quantizer,
+            exported(config, model, work / quantizer, quantizer),
+            cache,
             traces=traces,
         )
     return found
@@ -322,4 +325,3 @@ def exported(
         )
     )
     return read_export(out)
-

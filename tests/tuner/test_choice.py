@@ -221,3 +221,53 @@ def test_no_mixed_schedule_ships_that_is_worse_than_uniform_on_one_of_the_tasks(
 
     hurts = Measures(agreement, lambda schedule: {"gains": 0.0, "loses": 0.0})
     assert choose_schedule(priced, hurts, goal, 100.0, 8, 0).schedule.is_uniform
+
+
+def random_agreement(
+    better: float, seed: int
+) -> Callable[[Schedule], Mapping[str, NDArray[np.float64]]]:
+    """Return agreements that differ by noise, and where mixed by `better`."""
+
+    def agreement(schedule: Schedule) -> Mapping[str, NDArray[np.float64]]:
+        order = list(NAMES).index
+        rng = np.random.default_rng([seed, *(order(name) for name in schedule.precisions)])
+        shift = 0.0 if schedule.is_uniform else better
+        return {"edit": rng.random(PROMPTS) < 0.5 + shift}
+
+    return agreement
+
+
+@pytest.mark.parametrize("refinements", [1, 12])
+def test_a_mixed_schedule_that_noise_alone_favours_is_rarely_believed(refinements: int) -> None:
+    priced = table(Budget(mean_bits=8.0), timed=False)
+    mixed = 0
+    for seed in range(60):
+        agreement = random_agreement(0.0, seed)
+
+        def loss(
+            schedule: Schedule, of: Callable[..., Mapping[str, NDArray[np.float64]]] = agreement
+        ) -> dict[str, float]:
+            return {"edit": 100.0 * (1.0 - float(of(schedule)["edit"].mean()))}
+
+        measured = Measures(agreement, loss)
+        found = choose_schedule(priced, measured, "quality", 0.0, refinements, seed)
+        mixed += not found.schedule.is_uniform and found.mean_bits > 0.95 * 8.0
+    assert mixed <= 0.1 * 60
+
+
+def test_a_mixed_schedule_that_is_better_on_prompts_it_was_not_chosen_on_is_believed() -> None:
+    priced = table(Budget(mean_bits=12.0), timed=False)
+    agreement = random_agreement(0.4, 0)
+    measured = Measures(agreement, lambda s: {"edit": 100.0 * (1 - agreement(s)["edit"].mean())})
+    found = choose_schedule(priced, measured, "quality", 0.0, 4, 0)
+    assert not found.schedule.is_uniform
+
+
+def test_a_baseline_competes_where_it_fits_and_only_there() -> None:
+    best = Schedule(("fp32", "w4", "w4"))
+    agreement = lambda s: {"edit": np.arange(PROMPTS) < (PROMPTS if s == best else 100)}  # noqa: E731
+    measured = Measures(agreement, lambda s: {"edit": 0.0 if s == best else 50.0})
+    for bits, expected in ((14.0, best), (12.0, None)):
+        priced = table(Budget(mean_bits=bits), timed=False)
+        found = choose_schedule(priced, measured, "quality", 1.0, 1, 0, [best])
+        assert (found.schedule == best) == (expected is not None)

@@ -1,0 +1,455 @@
+"""RESULTS.md from `results.json`: tables, and the answers to the questions, in plain words.
+
+Every number comes from the results; the sentences around them are chosen by the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+QUESTIONS = """\
+Questions fixed before anything was run: (a) where the bits go, against the same bits elsewhere:
+aim 10 points; (b) the allocation against uniform at equal bits where uniform loses 3 to 30
+points; (c) the bits at which the allocation equals uniform 4 bits (aim 3.5), and the latency saved
+on engines within a point of full precision; (d) Pearson's r of proxy and measured gain, aim 0.9;
+(e) what the shipped choice loses (aim 0.5 points) and how often "mixed" is wrong (aim 5 %); (f)
+whether a task's own schedule beats the others'."""
+
+
+def text(results: Mapping[str, Any]) -> str:
+    """Return the document."""
+    config = results["config"]
+    quantizers = results["quantizers"]
+    seconds = results["seconds"]
+    parts = [
+        "# Results\n",
+        "Written by `make evaluate` from `results.json`; not edited by hand.\n",
+        _setting(results),
+        QUESTIONS + "\n",
+        "## Answers\n",
+        _answers(results),
+        "## Every schedule at 4.00 bits or fewer (simulated activations, one family of weights)\n",
+        "Accuracy in points on test prompts, in brackets 95 % intervals; `d` is the paired "
+        f"difference from uniform 4 bits.  Headline rows: {config['test']} prompts a task, the "
+        f"others the first {config['rest']} of them.\n",
+    ]
+    for name, entry in quantizers.items():
+        parts += [f"### {name}\n", _schedules(entry), _all_rows(entry)]
+    parts += ["## Proxies against measured gains of single windows (4 to 8 bits)\n"]
+    for name, entry in quantizers.items():
+        parts += [f"### {name}\n", _proxies(entry)]
+    parts += [
+        "![](results/sensitivity." + name + ".svg)\n![](results/proxies." + name + ".svg)\n"
+        for name in quantizers
+    ]
+    parts += ["## Cross-task matrix\n"]
+    for name, entry in quantizers.items():
+        parts += [f"### {name}\n", _cross(entry["cross_tasks"])]
+    parts += ["## Verdicts over calibrations drawn again\n", _verdicts(quantizers)]
+    parts += [_further(results["further"])]
+    parts += ["## On engines\n", _engines(results["engines"])]
+    parts += [
+        f"\nComputed in {sum(seconds):.0f} s over {len(seconds)} run(s) of the command; answers "
+        f"that an earlier run had made were not made again.\n"
+    ]
+    return "\n".join(parts).replace("\n\n\n", "\n\n")
+
+
+def _setting(results: Mapping[str, Any]) -> str:
+    config, environment = results["config"], results["environment"]
+    planted = (
+        f"with outliers planted: {config['channels']} channels of every site x "
+        f"{config['factor']:g}, which leaves its function as it is"
+        if config["factor"] > 1
+        else "as it is"
+    )
+    return (
+        f"Checkpoint `{config['model']}`, {planted}; tasks {', '.join(config['tasks'])}; "
+        f"{config['windows']} windows; {config['calibration']} calibration, {config['tuning']} "
+        f"tuning and {config['test']} test prompts a task, disjoint.  Schedules were chosen and "
+        f"written down before a test prompt was drawn.  One checkpoint, one seed: an example, not "
+        f"a law.  Machine: {', '.join(f'{k} {v}' for k, v in environment.items())}.\n\n"
+        f"Activation bits here are *simulated*: graphs round activations for each token and "
+        f"compute in floating point, so these rows carry no latency.  The section on engines "
+        f"stands apart.\n"
+    )
+
+
+def _answers(results: Mapping[str, Any]) -> str:
+    quantizers = results["quantizers"]
+    rows = [
+        [
+            name,
+            _points(entry["all"]["uniform_loss"]),
+            _points(entry["all"]["dp_minus_random"]),
+            _points(entry["all"]["dp_minus_uniform"]),
+            _points(entry["differences"]["refined_minus_uniform"]["all"]),
+            _bits(entry["all"]["bits_at_uniform_quality"]),
+            _number(entry["all"]["pearson_mean"]),
+            _number(entry["all"]["spearman_mean"]),
+            f"{entry['all']['verdict_regret']:.2f}",
+            f"{100 * entry['all']['false_mixed']:.0f} %",
+            f"{100 * entry['all']['transfer_diagonal_wins']:.0f} %",
+        ]
+        for name, entry in quantizers.items()
+    ]
+    header = [
+        "quantizer",
+        "uniform 4 bits loses",
+        "(a) DP - permuted",
+        "(b) DP - uniform",
+        "refined - uniform",
+        "(c) bits at uniform's quality",
+        "(d) r",
+        "rank r",
+        "(e) regret",
+        "false mixed",
+        "(f) diagonal wins",
+    ]
+    return "\n".join([_table(header, rows), _sentences(results)])
+
+
+def _sentences(results: Mapping[str, Any]) -> str:
+    lines = []
+    for name, entry in results["quantizers"].items():
+        whole = entry["all"]
+        random, uniform = whole["dp_minus_random"], whole["dp_minus_uniform"]
+        within = {
+            task: each
+            for task, each in entry["tasks"].items()
+            if 3.0 <= each["uniform_loss"]["mean"] <= 30.0
+        }
+        own = ", ".join(
+            f"{task} {_points(each['dp_minus_uniform'])}" for task, each in within.items()
+        )
+        lines += [
+            f"- **{name}** (a) {_met(random['mean'] >= 10.0)}: {_points(random)}; shown to be "
+            f"above 0: {_yes(random['low'] > 0)}.",
+            f"  (b) where uniform loses 3 to 30 points: {own or 'no task'}; over all tasks "
+            f"{_points(uniform)}: {_direction(uniform)}.",
+            f"  (c) {_met(_at_most(whole['bits_at_uniform_quality'], 3.5))}: "
+            f"{_bits(whole['bits_at_uniform_quality'])} mean bits.  "
+            f"(d) {_met(_at_least(whole['pearson_mean'], 0.9))}: r = "
+            f"{_number(whole['pearson_mean'])}.  "
+            f"(e) regret {_met(whole['verdict_regret'] <= 0.5)}, false mixed "
+            f"{_met(whole['false_mixed'] <= 0.05)}.  "
+            f"(f) {100 * whole['transfer_diagonal_wins']:.0f} % of tasks do best with their own "
+            f"schedule.",
+        ]
+    for name, entry in results["engines"].items():
+        saved = entry["latency_saved"]
+        lines.append(
+            f"- **engines, {name}**: "
+            + (
+                "no saving is claimed: no task on which uniform int8 loses three points and what "
+                "ships at most one"
+                if saved is None
+                else f"{100 * saved:.1f} % of full precision's latency saved within a point on "
+                f"{', '.join(entry['claimed_tasks'])}"
+            )
+            + "."
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _schedules(entry: Mapping[str, Any]) -> str:
+    tasks = list(entry["tasks"])
+    labels = list(
+        dict.fromkeys(
+            label
+            for each in entry["tasks"].values()
+            for label in each["rows"]
+            if not label.startswith("permuted ")
+        )
+    )
+    body = []
+    for label in labels:
+        row = [label]
+        for task in tasks:
+            found = entry["tasks"][task]["rows"].get(label)
+            row.append("-" if found is None else _cell(found))
+        body.append(row)
+    body.append(["permuted, mean", *(_permuted(entry["tasks"][task]["rows"]) for task in tasks)])
+    return _table(["schedule", *tasks], body)
+
+
+def _cell(row: Mapping[str, Any]) -> str:
+    strip = "".join(name.rpartition("a")[2] for name in row["schedule"])
+    own = strip if len(row["schedule"]) > 1 else "-"
+    gap = row["minus_uniform"]
+    return f"{own} {_points(row['accuracy'])} d {gap['mean']:+.1f} [{gap['low']:+.1f}, {gap['high']:+.1f}]"
+
+
+def _permuted(rows: Mapping[str, Any]) -> str:
+    found = [
+        row["accuracy"]["mean"] for label, row in rows.items() if label.startswith("permuted ")
+    ]
+    if not found:
+        return "none: uniform"
+    return f"{sum(found) / len(found):.1f} ({min(found):.1f} to {max(found):.1f}, {len(found)})"
+
+
+def _all_rows(entry: Mapping[str, Any]) -> str:
+    rows = [[name, _points(each["all"])] for name, each in entry["differences"].items()]
+    return _table(["paired difference, mean over tasks", "points"], rows)
+
+
+def _proxies(entry: Mapping[str, Any]) -> str:
+    tasks = list(entry["tasks"])
+    first = entry["tasks"][tasks[0]]["correlations"]["proxies"]
+    rows = []
+    for proxy in first:
+        row = [proxy]
+        for task in tasks:
+            found = entry["tasks"][task]["correlations"]["proxies"][proxy]
+            row.append(f"{_r(found['accuracy']['pearson'])}; {_r(found['agreement']['pearson'])}")
+        whole = entry["proxies"].get(proxy)
+        row.append(
+            "-"
+            if whole is None
+            else f"{_number(whole['accuracy']['pearson_mean'])}; "
+            f"{_number(whole['agreement']['pearson_mean'])} "
+            f"(rank {_number(whole['accuracy']['spearman_mean'])})"
+        )
+        rows.append(row)
+    ceiling = ["reliability of the measured gains"]
+    for task in tasks:
+        found = entry["tasks"][task]["correlations"]["reliability"]
+        ceiling.append(f"{_number(found['accuracy'])}; {_number(found['agreement'])}")
+    additivity = ["sum of single gains / joint gain, points"]
+    for task in tasks:
+        found = entry["tasks"][task]["correlations"]["additivity"]["accuracy"]
+        additivity.append(f"{found['sum']:.1f} / {found['joint']:.1f}")
+    body = [*rows, [*ceiling, ""], [*additivity, ""]]
+    return "Pearson's r with gains of accuracy; of agreement with full precision.\n\n" + _table(
+        ["proxy", *tasks, "mean"], body
+    )
+
+
+def _r(interval: Mapping[str, Any]) -> str:
+    if interval["mean"] is None:
+        return "n/a"
+    return f"{interval['mean']:.2f} [{interval['low']:.2f}, {interval['high']:.2f}]"
+
+
+def _cross(found: Mapping[str, Any]) -> str:
+    names = list(found["schedules"])
+    rows = [
+        [task, *(f"{accuracy[name]:.1f}" for name in names)]
+        for task, accuracy in found["accuracy"].items()
+    ]
+    return (
+        f"Accuracy of the schedule of each column on the task of each row, first {found['n']} test prompts.\n\n"
+        + _table(["task", *names], rows)
+    )
+
+
+def _verdicts(quantizers: Mapping[str, Any]) -> str:
+    rows = [
+        [
+            name,
+            found["verdicts"],
+            found["mixed"],
+            _points(found["verdict_regret"]),
+            f"{found['largest_regret']:.1f}",
+            f"{100 * found['false_mixed']:.1f} %",
+            f"{100 * found['false_mixed_shown']:.1f} %",
+        ]
+        for name, entry in quantizers.items()
+        for found in (entry["verdicts"],)
+    ]
+    header = [
+        "quantizer",
+        "verdicts",
+        "mixed",
+        "regret, points",
+        "largest",
+        "mixed where uniform was better",
+        "and shown to be",
+    ]
+    return _table(header, rows)
+
+
+def _further(found: Mapping[str, Any]) -> str:
+    parts = [
+        f"## Further experiments ({found['quantizer']})\n",
+        "### Levels 4, 8, 16 at 8.00 bits, 8-bit weights\n",
+    ]
+    eight = found["eight_bits"]
+    rows = [
+        [
+            task,
+            "".join({"w8a4": "4", "w8a8": "8", "w8a16": "F"}[name] for name in each["schedule"]),
+            f"{each['full']:.1f}",
+            f"{each['uniform']:.1f}",
+            f"{each['random']:.1f}",
+            f"{each['dp']:.1f}",
+            _points(each["dp_minus_uniform"]),
+        ]
+        for task, each in eight["tasks"].items()
+    ]
+    parts.append(
+        _table(
+            ["task", "schedule (F: 16)", "full", "uniform", "permuted", "DP", "DP - uniform"], rows
+        )
+    )
+    parts.append(
+        f"Over all tasks: DP - uniform {_points(eight['dp_minus_uniform'])}, DP - permuted "
+        f"{_points(eight['dp_minus_random'])}.\n"
+    )
+    parts.append("### Number of calibration prompts\n")
+    parts.append(
+        _table(
+            ["prompts", "r with all", "least r", "accuracy against all prompts"],
+            [
+                [
+                    size,
+                    _number(each["pearson"]),
+                    _number(each["pearson_least"]),
+                    _points(each["minus_all_prompts"]),
+                ]
+                for size, each in found["calibration_sizes"].items()
+            ],
+        )
+    )
+    parts.append("![](results/calibration.svg)\n")
+    parts.append("### Number of windows\n")
+    parts.append(
+        _table(
+            ["windows", "DP - uniform", "DP - permuted"],
+            [
+                [windows, _points(each["dp_minus_uniform"]), _points(each["dp_minus_random"])]
+                for windows, each in found["windows"].items()
+            ],
+        )
+    )
+    parts.append("### Other samplers: schedules found with 2 tokens a step, and found anew\n")
+    samplers = {**found["tokens_a_step"], **found["threshold"]}
+    parts.append(
+        _table(
+            [
+                "sampler",
+                "2-token schedule - uniform",
+                "- permuted",
+                "own schedule - uniform",
+                "2-token - own",
+                "bits as run (2-token, own)",
+                "passes",
+            ],
+            [
+                [
+                    name,
+                    _points(each["fixed_minus_uniform"]),
+                    _points(each["fixed_minus_random"]),
+                    _points(each["own_minus_uniform"]),
+                    _points(each["fixed_minus_own"]),
+                    f"{each['bits_as_run']['fixed']:.2f}, {each['bits_as_run']['own']:.2f}",
+                    f"{each['bits_as_run']['passes']:.1f}",
+                ]
+                for name, each in samplers.items()
+            ],
+        )
+    )
+    for name, gap in found["threshold_reverse"].items():
+        parts.append(
+            f"The reverse, schedules found under {name} and run with fixed steps: "
+            f"{_points(gap)} against uniform.\n"
+        )
+    scales = found["static_scales"]
+    parts.append("### One static int8 scale set, or one a window\n")
+    parts.append(
+        _table(
+            ["task", "one set", "one a window"],
+            [
+                [task, f"{each['shared']:.1f}", f"{each['window']:.1f}"]
+                for task, each in scales["tasks"].items()
+            ],
+        )
+    )
+    parts.append(f"One a window minus one set: {_points(scales['window_minus_shared'])}.\n")
+    parts.append("![](results/bits.svg)\n![](results/high_windows.svg)\n")
+    return "\n".join(parts)
+
+
+def _engines(found: Mapping[str, Any]) -> str:
+    parts = [
+        "fp32 and int8 engines of ONNX Runtime, whole sequences at the export's shape, timed in "
+        "one run.  These schedules change the weights too.  A saving is claimed only where uniform "
+        "int8 loses three points or more and what ships at most one.\n"
+    ]
+    for name, entry in found.items():
+        rows = []
+        for task, each in entry["tasks"].items():
+            strip = "".join("█" if p == "fp32" else "▁" for p in each["schedule"])
+            rows.append(
+                [
+                    task,
+                    strip,
+                    _milliseconds(each["ms"]["shipped"]),
+                    _milliseconds(each["ms"]["fp32"]),
+                    _milliseconds(each["ms"]["int8"]),
+                    _points(each["loss_shipped"]),
+                    _points(each["loss_int8"]),
+                    f"{100 * each['latency_saved']:.1f} %"
+                    + ("" if each["claimed"] else " (not claimed)"),
+                ]
+            )
+        header = [
+            "task",
+            "ships (█ fp32, ▁ int8)",
+            "ms",
+            "ms fp32",
+            "ms int8",
+            "loses",
+            "int8 loses",
+            "saved against fp32",
+        ]
+        parts += [f"### {name}\n", _table(header, rows)]
+    return "\n".join(parts)
+
+
+def _milliseconds(interval: Mapping[str, float]) -> str:
+    return f"{interval['mean']:.1f} [{interval['low']:.1f}, {interval['high']:.1f}]"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _points(interval: Mapping[str, float]) -> str:
+    return f"{interval['mean']:.1f} [{interval['low']:.1f}, {interval['high']:.1f}]"
+
+
+def _number(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.2f}"
+
+
+def _bits(value: float | None) -> str:
+    return "none" if value is None else f"{value:.2f}"
+
+
+def _met(met: bool) -> str:
+    return "met" if met else "missed"
+
+
+def _yes(true: bool) -> str:
+    return "yes" if true else "no"
+
+
+def _at_most(value: float | None, bound: float) -> bool:
+    return value is not None and value <= bound
+
+
+def _at_least(value: float | None, bound: float) -> bool:
+    return value is not None and value >= bound
+
+
+def _direction(interval: Mapping[str, float]) -> str:
+    if interval["low"] > 0:
+        return "better, shown"
+    if interval["high"] < 0:
+        return "worse, shown"
+    return "not told apart"
