@@ -295,8 +295,10 @@ def _believed(
         return False
     if goal != "quality" or table.cost(schedule) <= _CHEAPER * table.cost(reference):
         return True
-    pooled = [np.concatenate(list(scores.values())) for scores in (ours, theirs)]
-    return paired_interval(*pooled, seed=seed).low > 0.0
+    pooled = paired_interval(
+        np.concatenate(list(ours.values())), np.concatenate(list(theirs.values())), seed=seed
+    )
+    return pooled.low > 0.0
 
 
 def _option(table: Priced, measures: Measures, schedule: Schedule) -> Option:

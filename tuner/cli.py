@@ -111,6 +111,14 @@ def _tune_parser() -> argparse.ArgumentParser:
         default=defaults.mode,
         help="how much to spend on trials, prompts and repeats (default: %(default)s)",
     )
+    add(
+        "--baseline",
+        action="append",
+        metavar="SCHEDULE.json",
+        type=Path,
+        help="a schedule written by hand, which competes and is judged beside what ships: a list "
+        "with the precision of each window, or such a list for each task; repeat",
+    )
     add("--cache", metavar="DIR", type=Path, help="folder of engines and measurements")
     add("--strict", action="store_true", help="exit 4 when the quality asked for is not shown")
     add("--force", action="store_true", help="replace what another command left at the output")

@@ -66,6 +66,7 @@ class TuneConfig:
         seed: Of prompts, search and bootstrap.
         proxy: By which windows are scored; see `tuner.gain`.
         storage: URL of a database for the study, or None.
+        baselines: Files of schedules written by hand, which compete and are judged too.
     """
 
     export: Path
@@ -86,6 +87,7 @@ class TuneConfig:
     seed: int = 0
     proxy: str = PROXIES[0]
     storage: str | None = None
+    baselines: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("mean_bits", "latency_ms", "latency_share", "memory_mib", "timeout_s"):
@@ -136,9 +138,10 @@ class TuneConfig:
     def identity(self, export_digest: str, prompts_digest: str) -> str:
         """Return the digest of everything that decides the result: equal means the same command.
 
-        Paths are not part of it, but the contents of the export and of prompt files are.
+        Paths are not part of it, but the contents of the export, of prompt files and of baselines
+        are.
         """
-        elsewhere = ("output", "storage", "timeout_s")
+        elsewhere = ("output", "storage", "timeout_s", "baselines")
         parts = asdict(self) | {"export": export_digest, "tasks": prompts_digest}
         parts |= dict.fromkeys(elsewhere)
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()

@@ -22,6 +22,7 @@ from engines.manifest import DEFAULT_TASK
 from engines.measure import measure, measure_switch
 from engines.precision import FULL_PRECISION
 from engines.schedule import SamplerConfig, Schedule, passes_by_window
+from tuner.baselines import widened
 from tuner.choice import Choice, Measures, Priced, choose_schedule, mixture, within_memory
 from tuner.costs import Budget, Costs
 from tuner.evaluate import Answers, Item, answer, graded, same_answers, token_agreement
@@ -123,11 +124,17 @@ class Contest:
                     bench.config.max_loss,
                     bench.effort.refinements,
                     bench.config.seed,
+                    self._baselines(name, candidate.windows),
                 )
                 self.step(f"{name}: schedule")
             return choices
 
         return within_memory(tables[DEFAULT_TASK], chosen)
+
+    def _baselines(self, task: str, windows: int) -> list[Schedule]:
+        """Return the schedules written by hand that can be written with a number of windows."""
+        wide = [widened(each, windows) for each in self.bench.baselines_of(task).values()]
+        return [each for each in wide if each is not None]
 
     def timing(self, candidate: Candidate, sampler: SamplerConfig) -> Timing | None:
         """Return a candidate's latencies, corrected for the machine's drift; None if simulated.

@@ -1,8 +1,8 @@
 """The final judgement: what ships, measured once on test prompts that nothing was tuned on.
 
 Beside each shipped schedule stand full precision, every uniform schedule, the best uniform one
-within the budgets, and the same bits permuted over the windows, all on the same prompts and timed
-in the same rounds.
+within the budgets, baselines written by hand, and the same bits in other orders: first, last,
+backward, and permuted; all on the same prompts and timed in the same rounds.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.manifest import DEFAULT_TASK
-from engines.precision import FULL_PRECISION
+from engines.precision import FULL_PRECISION, Precision
 from engines.schedule import Schedule, passes_by_window, weighted_mean
 from engines.terminal import Progress
+from tuner.baselines import back_loaded, backward, front_loaded, permuted
 from tuner.choice import Choice
 from tuner.contest import Contest
 from tuner.evaluate import graded, same_answers
@@ -36,11 +37,25 @@ class Entry:
     schedule: Schedule
 
 
-def entries(choice: Choice, names: Sequence[str], permutations: int, seed: int) -> list[Entry]:
-    """Return what ships, then what it is compared with, each schedule once."""
-    windows = choice.schedule.windows
-    found = [Entry("ships", choice.schedule)]
-    for name in (FULL_PRECISION.name, *names):
+def entries(
+    choice: Choice,
+    precisions: Sequence[Precision],
+    permutations: int,
+    seed: int,
+    baselines: Mapping[str, Schedule],
+) -> list[Entry]:
+    """Return what ships, then what it is compared with, each schedule once.
+
+    Args:
+        choice: What ships.
+        precisions: The candidates.
+        permutations: Shuffles of a mixed schedule.
+        seed: Of the shuffles.
+        baselines: Written by hand, by label.
+    """
+    own, windows = choice.schedule, choice.schedule.windows
+    found = [Entry("ships", own)]
+    for name in dict.fromkeys((FULL_PRECISION.name, *(each.name for each in precisions))):
         found.append(Entry(f"uniform {name}", Schedule.uniform(name, windows)))
     if choice.reference is not None:
         found = [
@@ -49,28 +64,35 @@ def entries(choice: Choice, names: Sequence[str], permutations: int, seed: int) 
             else each
             for each in found
         ]
-    if not choice.schedule.is_uniform:
-        rng = np.random.default_rng(seed)
-        for number in range(permutations):
-            shuffled = tuple(rng.permutation(choice.schedule.precisions).tolist())
-            found.append(Entry(f"same bits permuted {number + 1}", Schedule(shuffled)))
-    seen: set[Schedule] = {choice.schedule}
-    kept = found[:1]
+    found += [Entry(f"baseline {label}", each) for label, each in baselines.items()]
+    if not own.is_uniform:
+        bits = {each.name: each.bits for each in (*precisions, FULL_PRECISION)}
+        found.append(Entry("same bits, most first", front_loaded(own, bits)))
+        found.append(Entry("same bits, most last", back_loaded(own, bits)))
+        found.append(Entry("same bits backward", backward(own)))
+        for number, shuffled in enumerate(permuted(own, permutations, seed), 1):
+            found.append(Entry(f"same bits permuted {number}", shuffled))
+    kept, seen = found[:1], {own}
     for each in found[1:]:
-        if each.schedule not in seen or each.label.startswith("uniform"):
+        if each.schedule not in seen or each.label.startswith(("uniform", "baseline")):
             seen.add(each.schedule)
             kept.append(each)
-    return list({(each.label, each.schedule): each for each in kept}.values())
+    return kept
 
 
 def judge(contest: Contest, candidate: Candidate, choices: Mapping[str, Choice]) -> list[Verdict]:
     """Return the verdict on each task and on `default`, on test prompts."""
     bench, engines = contest.bench, contest.shop.engines(candidate)
-    names = [precision.name for precision in bench.precisions]
     groups: dict[str, list[Job]] = {name: [job] for name, job in bench.jobs.items()}
     groups[DEFAULT_TASK] = list(bench.jobs.values())
     lists = {
-        name: entries(choice, names, bench.effort.permutations, bench.config.seed)
+        name: entries(
+            choice,
+            bench.precisions,
+            bench.effort.permutations,
+            bench.config.seed,
+            bench.baselines_of(name),
+        )
         for name, choice in choices.items()
     }
     timed = time_schedules(

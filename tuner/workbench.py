@@ -5,17 +5,19 @@ Every name in the arguments is resolved here, so a misspelt task or precision co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
 from calib_data.prompts import Prompt
 from calib_data.workload import Workload, workload_from_spec
 from engines.build import Cache, digest_json
 from engines.errors import InputError
+from engines.manifest import DEFAULT_TASK
 from engines.precision import FULL_PRECISION, Precision, precision_from_name
-from engines.schedule import SamplerConfig, passes_by_window
+from engines.schedule import SamplerConfig, Schedule, passes_by_window
 from engines.text import Tokenizer, tokenizer_from_file
 from exporter.folder import Export, read_export
+from tuner.baselines import from_file
 from tuner.config import Effort, TuneConfig
 from tuner.evaluate import Item, sampler_of
 
@@ -44,6 +46,8 @@ class Workbench:
         tokenizer: The checkpoint's.
         cache: Engines, measurements and answers.
         say: Where a line of progress goes.
+        baselines: Schedules written by hand, by the name of their file and by task; None stands
+            for every other task.
     """
 
     config: TuneConfig
@@ -53,6 +57,16 @@ class Workbench:
     tokenizer: Tokenizer
     cache: Cache
     say: Callable[[str], None]
+    baselines: Mapping[str, Mapping[str | None, Schedule]] = field(default_factory=dict)
+
+    def baselines_of(self, task: str) -> dict[str, Schedule]:
+        """Return the schedules written by hand for a task, or for `default`, by their file."""
+        return {
+            label: schedule
+            for label, each in self.baselines.items()
+            for schedule in (each.get(task, each.get(None)),)
+            if schedule is not None
+        }
 
     @property
     def effort(self) -> Effort:
@@ -71,12 +85,19 @@ class Workbench:
 
     @property
     def prompts_digest(self) -> str:
-        """Digest of tasks, settings and prompts."""
+        """Digest of tasks, settings, prompts, and schedules written by hand."""
         return digest_json(
             [
-                [name, asdict(job.sampler), [asdict(item.prompt) for item in items]]
-                for name, job in self.jobs.items()
-                for items in (job.calibration, job.tuning, job.test)
+                [
+                    [label, str(task), each.precisions]
+                    for label, of in self.baselines.items()
+                    for task, each in of.items()
+                ],
+                *[
+                    [name, asdict(job.sampler), [asdict(item.prompt) for item in items]]
+                    for name, job in self.jobs.items()
+                    for items in (job.calibration, job.tuning, job.test)
+                ],
             ]
         )
 
@@ -108,7 +129,37 @@ def prepare(config: TuneConfig, cache: Cache, say: Callable[[str], None]) -> Wor
         if job.workload.name in jobs:
             raise InputError(f"the task {job.workload.name!r} is given twice; name it once")
         jobs[job.workload.name] = job
-    return Workbench(config, export, precisions, jobs, tokenizer, cache, say)
+    return Workbench(
+        config,
+        export,
+        precisions,
+        jobs,
+        tokenizer,
+        cache,
+        say,
+        _baselines(config, precisions, jobs),
+    )
+
+
+def _baselines(
+    config: TuneConfig, precisions: Sequence[Precision], jobs: Mapping[str, Job]
+) -> dict[str, dict[str | None, Schedule]]:
+    """Return the schedules of every `--baseline`, by the name of the file."""
+    names = [precision.name for precision in precisions]
+    found: dict[str, dict[str | None, Schedule]] = {}
+    for file in config.baselines:
+        if file.stem in found:
+            raise InputError(f"two baselines are called {file.stem!r}; rename one")
+        found[file.stem] = from_file(file, names)
+        unknown = [
+            str(task) for task in found[file.stem] if task not in (None, DEFAULT_TASK, *jobs)
+        ]
+        if unknown:
+            raise InputError(
+                f"{str(file)!r} has a schedule for {unknown[0]!r}, tasks are {', '.join(jobs)}; "
+                f"mend the name, or add --task {unknown[0]}"
+            )
+    return found
 
 
 def _candidates(config: TuneConfig, export: Export) -> tuple[Precision, ...]:

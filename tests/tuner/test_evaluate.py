@@ -21,6 +21,7 @@ from tuner.evaluate import (
     Fleet,
     Item,
     answer,
+    answer_all,
     graded,
     same_answers,
     sampler_of,
@@ -151,3 +152,34 @@ def test_a_workload_s_settings_are_its_sampler_s() -> None:
     assert (sampler.steps, sampler.gen_length) == (workload.steps, workload.gen_length)
     with pytest.raises(ValueError, match="steps"):
         sampler_of(replace(workload, steps=7, block_length=12))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_schedules_share_at_their_start_is_run_once_and_changes_no_answer(
+    seed: int, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(seed)
+    samplers = (
+        SAMPLER,
+        SamplerConfig(steps=4, gen_length=6, block_length=6),
+        SamplerConfig(steps=6, gen_length=6, block_length=3),
+    )
+    sampler, asked = samplers[seed % 3], items(3, 4, 5)
+    schedules = [Schedule(tuple(rng.choice(["int8", "fp32"], 3).tolist())) for _ in range(6)] + [
+        FP32,
+        INT8,
+        Schedule(("int8", "fp32")),
+    ]
+    together, apart = fleet(), fleet()
+    found = answer_all(asked, sampler, schedules, together, Cache(tmp_path / "together"))
+    for schedule in set(schedules):
+        alone = answer(asked, sampler, schedule, apart, Cache(tmp_path / f"{schedule}"))
+        assert same(found[schedule], alone)
+    assert passes(together) < passes(apart)
+
+
+def test_progress_is_told_of_every_answer_kept_or_made(tmp_path: Path) -> None:
+    cache, asked, told = Cache(tmp_path), items(3, 4), []
+    answer_all(asked, SAMPLER, [INT8], fleet(), cache)
+    answer_all(asked, SAMPLER, [INT8, FP32, INT8], fleet(), cache, told.append)
+    assert told == [2, 2]

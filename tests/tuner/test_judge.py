@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from engines.precision import EXECUTED
 from engines.schedule import Schedule
 from exporter.folder import Export
 from tests.tuner.tuning import EFFORT, bench_of
 from tuner.choice import Choice
 from tuner.contest import Contest
-from tuner.judge import entries, judge
+from tuner.judge import Entry, entries, judge
 from tuner.workshop import Workshop
 
 MIXED = Schedule(("int8", "fp32", "int8"))
@@ -32,35 +33,38 @@ def choice_of(schedule: Schedule, reference: str | None = "int8") -> Choice:
     )
 
 
+def labels(found: list[Entry]) -> list[str]:
+    return [each.label for each in found]
+
+
+BOTH = (EXECUTED["fp32"], EXECUTED["int8"])
+UNIFORM = ["uniform fp32", "uniform int8, best within budget"]
+
+
 def test_what_ships_is_first_then_full_precision_and_every_uniform_schedule_once() -> None:
-    found = entries(choice_of(MIXED), ("fp32", "int8"), 0, 0)
-    assert [each.label for each in found] == [
-        "ships",
-        "uniform fp32",
-        "uniform int8, best within budget",
-    ]
-    assert found[0].schedule == MIXED
-    without = entries(choice_of(MIXED, None), ("int8",), 0, 0)
-    assert [each.label for each in without] == ["ships", "uniform fp32", "uniform int8"]
+    found = entries(choice_of(Schedule.uniform("int8", 3)), BOTH, 9, 0, {})
+    assert labels(found) == ["ships", *UNIFORM]
+    without = entries(choice_of(Schedule.uniform("int8", 3), None), BOTH[1:], 0, 0, {})
+    assert labels(without) == ["ships", "uniform fp32", "uniform int8"]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_permutations_have_the_same_bits_and_each_schedule_is_judged_once(seed: int) -> None:
-    found = entries(choice_of(MIXED), ("fp32", "int8"), 30, seed)
-    shuffled = [each.schedule for each in found if "permuted" in each.label]
-    assert 1 <= len(shuffled) == len(set(shuffled)) <= 2
-    assert MIXED not in shuffled
-    assert all(Counter(each.precisions) == Counter(MIXED.precisions) for each in shuffled)
-    assert entries(choice_of(MIXED), ("fp32", "int8"), 30, seed) == found
+def test_a_mixed_schedule_stands_beside_its_bits_in_other_orders_each_once(seed: int) -> None:
+    found = entries(choice_of(MIXED), BOTH, 30, seed, {})
+    assert found[0].schedule == MIXED
+    assert labels(found)[1:3] == UNIFORM
+    orders = [each.schedule for each in found if each.label.startswith("same bits")]
+    assert 1 <= len(orders) == len(set(orders)) <= 2
+    assert MIXED not in orders
+    assert all(Counter(each.precisions) == Counter(MIXED.precisions) for each in orders)
+    assert entries(choice_of(MIXED), BOTH, 30, seed, {}) == found
 
 
-def test_a_uniform_schedule_has_no_permutations_and_stands_among_the_uniform_ones_too() -> None:
-    found = entries(choice_of(Schedule.uniform("int8", 3)), ("int8",), 9, 0)
-    assert [each.label for each in found] == [
-        "ships",
-        "uniform fp32",
-        "uniform int8, best within budget",
-    ]
+def test_what_was_written_by_hand_is_judged_under_the_name_of_its_file() -> None:
+    byhand = {"mine": Schedule(("int8", "int8", "fp32", "fp32")), "same": MIXED}
+    found = entries(choice_of(MIXED), BOTH, 0, 0, byhand)
+    assert {each.label: each.schedule for each in found}["baseline mine"] == byhand["mine"]
+    assert "baseline same" in labels(found)
 
 
 @pytest.fixture
