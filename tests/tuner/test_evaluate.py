@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -165,11 +166,9 @@ def test_what_schedules_share_at_their_start_is_run_once_and_changes_no_answer(
         SamplerConfig(steps=6, gen_length=6, block_length=3),
     )
     sampler, asked = samplers[seed % 3], items(3, 4, 5)
-    schedules = [Schedule(tuple(rng.choice(["int8", "fp32"], 3).tolist())) for _ in range(6)] + [
-        FP32,
-        INT8,
-        Schedule(("int8", "fp32")),
-    ]
+    every = list(itertools.product(("int8", "fp32"), repeat=3))
+    schedules = [Schedule(every[index]) for index in rng.permutation(8)[:5].tolist()]
+    schedules += [Schedule(("int8", "fp32")), schedules[0]]
     together, apart = fleet(), fleet()
     found = answer_all(asked, sampler, schedules, together, Cache(tmp_path / "together"))
     for schedule in set(schedules):
