@@ -21,7 +21,7 @@ from tuner.optimum import best
 # Precisions of which all sets are listed under a memory budget.
 MOST_PRECISIONS = 16
 # Labels in a window beyond which the front is not completed.
-_MOST_FRONT_LABELS = 6_000
+_MOST_FRONT_LABELS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
