@@ -217,8 +217,11 @@ def _rising(
             rises[1:] = y[mine][1:] > np.maximum.accumulate(y[mine])[:-1] + TIE
             good[mine] = rises
     if groups > 1:
-        # A switch that costs nothing would let equals beat each other: only what is less counts.
-        step = np.searchsorted(x, x - shift, "right" if shift else "left") - 1
+        # Where a switch adds nothing (also to what is infinite), equals would beat each other:
+        # there only what is less counts.
+        paid = x - shift < x
+        step = np.searchsorted(x, x - np.where(paid, shift, 0.0), "right") - 1
+        step[~paid] = np.searchsorted(x, x[~paid], "left") - 1
         best = np.maximum.accumulate(y) - switch_gain
         good &= (step < 0) | (best[step] < y - TIE)
     return np.flatnonzero(good)
