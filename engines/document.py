@@ -114,7 +114,12 @@ def document_from_text(text: str, where: str, error: type[InputError] = InputErr
         InputError: (or `error`) It is no JSON, holds a key twice, or NaN or an infinity.
     """
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        value = json.loads(
+            text,
+            object_pairs_hook=_unique,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+        )
     except (ValueError, RecursionError) as problem:
         raise error(f"{where}: not valid JSON ({problem}); make the file again") from problem
     return Document(value, where, error)
@@ -136,10 +141,14 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
         raise ValueError(f"the key {shorten(twice)} is given twice")
-    for value in found.values():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{value} is not a finite number")
     return found
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{shorten(number, quote=False)} is not a finite number")
+    return value
 
 
 def _refuse_constant(name: str) -> NoReturn:

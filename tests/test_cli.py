@@ -78,7 +78,7 @@ def test_an_unknown_command_with_nothing_near_lists_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert cadenza.main(["zzz"]) == 2
-    assert "commands are export, tune" in capsys.readouterr().err
+    assert "commands are export, allocate, tune" in capsys.readouterr().err
 
 
 def test_a_part_gets_the_arguments_from_its_own_name_on_and_its_code_is_returned(

@@ -16,6 +16,7 @@ Pure: no clock, no randomness, no files.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +25,10 @@ from engines.errors import BudgetError
 from tuner.costs import Budget, Costs, Point, Reals
 from tuner.problem import Prices, Problem
 
-__all__ = ["Allocation", "Budget", "Costs", "Point", "Prices", "allocate"]
+__all__ = ["FRONT", "Allocation", "Budget", "Costs", "Point", "Prices", "allocate", "in_words"]
+
+# Steps of each budgeted cost to which a front is thinned.
+FRONT = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,7 @@ class Allocation:
         }
 
 
-def allocate(gain: Reals, costs: Costs, budget: Budget, front_limit: int = 200) -> Allocation:
+def allocate(gain: Reals, costs: Costs, budget: Budget, front_limit: int = FRONT) -> Allocation:
     """Return the schedule of greatest total gain within every budget.
 
     Args:
@@ -142,13 +146,16 @@ def _choose(
 ) -> tuple[Point, str]:
     """Return what is answered, and why: ties go to the reference, then to another uniform one."""
     name = reference.schedule[0] if reference.uniform else "schedule of fewest switches"
+    bounded = problem.budget != Budget()
+    within = " within the budgets" if bounded else ", whatever it costs,"
     good = [p for p in (reference, *uniform) if p.gain >= top.gain - problem.tie]
     if not good:
         if not uniform:
             return top, "mixed: no uniform schedule is within the budgets"
+        of = "within the budgets" if bounded else "of all"
         return top, (
             f"mixed: gains {top.gain - reference.gain:.4g} nats over uniform {name}, the uniform "
-            f"schedule of most bits within the budgets"
+            f"schedule of most bits {of}"
         )
     chosen = good[0]
     if not chosen.uniform:
@@ -161,18 +168,18 @@ def _choose(
         return chosen, f"uniform {own}: it is the only candidate"
     if chosen is not reference:
         return chosen, (
-            f"uniform {own}: no schedule within the budgets gains more, and uniform {name}, which "
+            f"uniform {own}: no schedule{within} gains more, and uniform {name}, which "
             f"has as many bits or more, gains {top.gain - reference.gain:.4g} nats less"
         )
     if not problem.gain.any():
         return chosen, f"uniform {own}: all gains are zero, so nothing speaks for another schedule"
-    return chosen, f"uniform {own}: no schedule within the budgets gains more"
+    return chosen, f"uniform {own}: no schedule{within} gains more"
 
 
 def _infeasible(problem: Problem) -> BudgetError:
     """Return the error of a problem without a schedule, with the budgets that would do."""
     nearest = problem.nearest()
-    asked = _listed({name: getattr(problem.budget, name) for name in nearest}, "and")
+    asked = in_words({name: getattr(problem.budget, name) for name in nearest}, "and")
     names = {name: value for name, value in nearest.items() if value is not None}
     if problem.budget.latency_ms is not None and np.isnan(problem.ms).all():
         message = (
@@ -181,20 +188,20 @@ def _infeasible(problem: Problem) -> BudgetError:
         )
     elif len(names) == len(nearest) == 1:
         message = (
-            f"no schedule is within {asked}; the smallest that fits is {_listed(names)}; "
+            f"no schedule is within {asked}; the smallest that fits is {in_words(names)}; "
             f"raise it, or allow a cheaper precision"
         )
     elif names:
         message = (
             f"no schedule is within {asked}; with the other budgets as given, the smallest that "
-            f"fits is {_listed(names)}; raise it, or allow a cheaper precision"
+            f"fits is {in_words(names)}; raise it, or allow a cheaper precision"
         )
     else:
         alone = {name: problem.least(name, Budget()) for name in nearest}
         known = {name: value for name, value in alone.items() if value is not None}
         message = (
             f"no schedule is within {asked}, nor within them when only one is raised; alone, the "
-            f"smallest that fit are {_listed(known, 'and')}; raise several, or allow a cheaper "
+            f"smallest that fit are {in_words(known, 'and')}; raise several, or allow a cheaper "
             f"precision"
         )
     return BudgetError(message, nearest)
@@ -203,11 +210,11 @@ def _infeasible(problem: Problem) -> BudgetError:
 _UNITS = {"mean_bits": "mean bits", "latency_ms": "ms a sequence", "memory_mib": "MiB"}
 
 
-def _listed(budgets: dict[str, float], word: str = "or") -> str:
+def in_words(budgets: Mapping[str, float], word: str = "or") -> str:
     """Return budgets in words, rounded up to six digits, so that what is written fits too."""
     parts = []
     for name, value in budgets.items():
-        step = 10.0 ** (math.floor(math.log10(value)) - 5) if value > 0 else 1.0
-        up = math.ceil(value / step - 1e-6) * step
+        step = 10.0 ** max(math.floor(math.log10(value)) - 5, -300) if value > 0 else 1.0
+        up = max(math.ceil(value / step - 1e-6) * step, value * (1 - 1e-6))
         parts.append(f"{up:.6g} {_UNITS[name]}")
     return f" {word} ".join(parts)

@@ -42,8 +42,12 @@ class Prices:
     through: Reals
 
 
-def best_prices(table: Table, hints: Iterable[Indices]) -> tuple[Prices, list[Indices]]:
+def best_prices(
+    table: Table, hints: Iterable[Indices], floor: float = -np.inf
+) -> tuple[Prices, list[Indices]]:
     """Return the prices that bound best, and the schedules met on the way.
+
+    Prices whose bound is not above `floor` are good enough.
 
     The bound is convex in the prices, and every schedule gives a plane below it (Kelley's
     cutting planes): the next prices to try are where the highest plane is lowest.
@@ -53,13 +57,14 @@ def best_prices(table: Table, hints: Iterable[Indices]) -> tuple[Prices, list[In
     tried = [_bound(table, 0.0, 0.0)]
     paths.append(tried[0][3])
     planes.append(_plane(table, paths[-1]))
-    if planes[-1][1] < 0 or planes[-1][2] < 0:
+    if (planes[-1][1] < 0 or planes[-1][2] < 0) and tried[0][0] > floor:
         spot = (0.0, 0.0, -np.inf)
         for count in range(1, len(planes) + 1):
             spot = _lowest(np.array(planes[:count]), spot)
         while len(tried) < _CUTS:
             tried.append(_bound(table, spot[0], spot[1]))
-            if min(bound for bound, *_ in tried) - spot[2] <= _CLOSE:
+            least = min(bound for bound, *_ in tried)
+            if least <= floor or least - spot[2] <= _CLOSE:
                 break
             paths.append(tried[-1][3])
             planes.append(_plane(table, paths[-1]))

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from engines.errors import BudgetError
 from engines.schedule import Schedule
-from tuner.allocate import Allocation, allocate
+from tuner.allocate import FRONT, Allocation, allocate
 from tuner.costs import Budget, Costs
 from tuner.objective import Option, choose, paired_interval
 from tuner.refine import refine
@@ -149,7 +149,7 @@ def choose_schedule(
         BudgetError: No schedule is within the budgets.
     """
     uniform = table.uniform()
-    allocation = allocate(table.gain, table.costs, table.budget, 0 if goal == "quality" else 200)
+    allocation = allocate(table.gain, table.costs, table.budget, 0 if goal == "quality" else FRONT)
     own = Schedule(allocation.schedule)
     if goal == "quality":
         refined = refine(

@@ -1,4 +1,4 @@
-"""`cadenza tune` and `cadenza eval`."""
+"""`cadenza tune`, `cadenza eval`, and the way to `cadenza allocate`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 from engines.build import open_cache
 from engines.errors import BudgetError, DegradedError, InputError
 from engines.terminal import can_show, command_parser, emit, emit_json, run_command
-from tuner.config import MODES, OBJECTIVES, TuneConfig
+from tuner import allocate_command
+from tuner.config import MODES, OBJECTIVES, TuneConfig, latency_from_text
 from tuner.gain import PROXIES
 
 INTERRUPTED = 130
@@ -44,6 +45,7 @@ def main(argv: Sequence[str]) -> int:
     commands: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[..., int]]] = {
         "tune": (_tune_parser, _tune),
         "eval": (_eval_parser, _eval),
+        "allocate": (allocate_command.parser, allocate_command.run),
     }
     if not argv or argv[0] not in commands:
         raise ValueError(f"the command is one of {', '.join(commands)}, got {list(argv)}")
@@ -130,7 +132,7 @@ def _tune(args: argparse.Namespace) -> int:
     from tuner.pipeline import tune
     from tuner.report import closing_table
 
-    latency_ms, latency_share = _latency(args.latency_ms)
+    latency_ms, latency_share = latency_from_text(args.latency_ms)
     try:
         config = TuneConfig(
             export=args.export,
@@ -174,21 +176,6 @@ def _tune(args: argparse.Namespace) -> int:
             raise DegradedError(f"degraded: {outcome.shortfall}")
         _say(f"degraded: {outcome.shortfall}")
     return 0
-
-
-def _latency(given: str | None) -> tuple[float | None, float | None]:
-    """Return (milliseconds, share of full precision) of `--latency-ms`; one is None."""
-    if given is None:
-        return None, None
-    number, share = given.removesuffix("%"), given.endswith("%")
-    try:
-        value = float(number)
-    except ValueError as error:
-        raise InputError(
-            f"--latency-ms takes milliseconds or a percentage, got {given!r}; "
-            f"for instance 12.5 or 80%"
-        ) from error
-    return (None, value / 100.0) if share else (value, None)
 
 
 def _eval_parser() -> argparse.ArgumentParser:

@@ -8,6 +8,7 @@ import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from engines.errors import InputError
 from tuner.gain import PROXIES
 
 OBJECTIVES = ("latency", "quality", "memory")
@@ -145,3 +146,22 @@ class TuneConfig:
         parts = asdict(self) | {"export": export_digest, "tasks": prompts_digest}
         parts |= dict.fromkeys(elsewhere)
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def latency_from_text(given: str | None) -> tuple[float | None, float | None]:
+    """Return (milliseconds, share of full precision) of `--latency-ms`; one is None at least.
+
+    Raises:
+        InputError: It is neither a number nor a percentage.
+    """
+    if given is None:
+        return None, None
+    number, share = given.removesuffix("%"), given.endswith("%")
+    try:
+        value = float(number)
+    except ValueError as error:
+        raise InputError(
+            f"--latency-ms takes milliseconds or a percentage, got {given!r}; "
+            f"for instance 12.5 or 80%"
+        ) from error
+    return (None, value / 100.0) if share else (value, None)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.costs import Indices, Reals
-from tuner.labels import Table, children, root, undominated
+from tuner.labels import Step, Table, children, root, undominated
 from tuner.optimum import best
 
 Choices = NDArray[np.intp]
@@ -37,7 +37,7 @@ def complete_front(table: Table, most: int) -> Choices | None:
         allowed = np.flatnonzero(table.gain[window] > -np.inf)
         if len(labels.gain) > most:
             return None
-        labels = children(labels, table, window, allowed)
+        labels = children(labels, Step.of(table, window, allowed), table)
         ends = window == windows - 1 or not table.couples
         kept = undominated(
             labels.bits,
@@ -48,7 +48,7 @@ def complete_front(table: Table, most: int) -> Choices | None:
             table.switch_gain,
         )
         labels = labels.take(kept)
-        trail.append((labels.parent, labels.choice))
+        trail.append((labels.parent, allowed[labels.choice]))
     schedules = np.empty((len(labels.gain), windows), np.intp)
     index = np.arange(len(schedules))
     for window in range(windows - 1, -1, -1):

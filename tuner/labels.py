@@ -68,8 +68,43 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """Ways through one window, or through several that follow each other: N of them.
+
+    `first` and `last` are the choices at both ends; switches in between are in `ms` and `gain`.
+    """
+
+    bits: Reals
+    ms: Reals
+    gain: Reals
+    first: Indices
+    last: Indices
+
+    @classmethod
+    def of(cls, table: Table, window: int, allowed: Indices) -> Step:
+        """Return the allowed choices of one window."""
+        return cls(
+            table.bits[window, allowed],
+            table.ms[window, allowed],
+            table.gain[window, allowed],
+            allowed,
+            allowed,
+        )
+
+    def take(self, index: Indices) -> Step:
+        """Return some of the ways."""
+        return Step(
+            self.bits[index],
+            self.ms[index],
+            self.gain[index],
+            self.first[index],
+            self.last[index],
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Labels:
-    """N labels; `parent` and `choice` say how each came about."""
+    """N labels; `parent`, and `choice` of its step's ways, say how each came about."""
 
     bits: Reals
     ms: Reals
@@ -128,11 +163,12 @@ def undominated(
         first = np.ones(len(order), bool)
         first[1:] = (x[1:] != x[:-1]) | (np.diff(bits_key[order]) != 0)
         order, x, y, group = order[first], x[first], y[first], group[first]
-        if (x == x[:1]).all() or (bits_key == bits_key[:1]).all():  # one cost alone: no blocks
-            rises = np.ones(len(y), bool)
-            rises[1:] = y[1:] > np.maximum.accumulate(y)[:-1] + TIE
-            return order[rises]
     shift = np.rint(switch_ms * _GRID)
+    if len(x) and (x == x[0]).all():  # the bits alone differ: none can pay for a switch in ms
+        lost = np.inf if shift else switch_gain
+        return order[_rising(bits_key[order], y, group, groups, 0.0, lost)]
+    if (bits_key == bits_key[:1]).all():
+        return order[_rising(x, y, group, groups, shift, switch_gain)]
     stairs = [_Stairs() for _ in range(groups)]
     pooled = _Stairs()
     kept: list[Indices] = []
@@ -156,12 +192,39 @@ def undominated(
             beats = (bx <= bx[:, None]) & (by >= by[:, None] - TIE)
         block = block[~np.tril(beats, -1).any(axis=1)]
         kept.append(order[block])
+        if start + _BLOCK >= len(order):
+            break
         for index, stair in enumerate(stairs):
             mine = block[group[block] == index] if groups > 1 else block
             stair.add(x[mine], y[mine])
         if groups > 1:
             pooled.add(x[block], y[block])
     return np.concatenate(kept) if kept else np.zeros(0, np.intp)
+
+
+def _rising(
+    x: Reals, y: Reals, group: Indices, groups: int, shift: float, switch_gain: float
+) -> Indices:
+    """Return the indices of points [N] of one cost, ascending in x, that no other beats or equals.
+
+    One of another group beats after it has paid `shift` and `switch_gain`.
+    """
+    good = np.zeros(len(x), bool)
+    for index in range(groups):
+        mine = np.flatnonzero(group == index) if groups > 1 else np.arange(len(x))
+        if len(mine):
+            rises = np.ones(len(mine), bool)
+            rises[1:] = y[mine][1:] > np.maximum.accumulate(y[mine])[:-1] + TIE
+            good[mine] = rises
+    if groups > 1:
+        # Where a switch adds nothing (also to what is infinite), equals would beat each other:
+        # there only what is less counts.
+        paid = x - shift < x
+        step = np.searchsorted(x, x - np.where(paid, shift, 0.0), "right") - 1
+        step[~paid] = np.searchsorted(x, x[~paid], "left") - 1
+        best = np.maximum.accumulate(y) - switch_gain
+        good &= (step < 0) | (best[step] < y - TIE)
+    return np.flatnonzero(good)
 
 
 class _Stairs:
@@ -196,22 +259,33 @@ def root() -> Labels:
 
 
 def children(
-    labels: Labels, table: Table, window: int, allowed: Indices, parent: int | None = None
+    labels: Labels,
+    step: Step,
+    table: Table,
+    kept: NDArray[np.intp] | None = None,
+    parent: int | None = None,
 ) -> Labels:
-    """Return every label followed by every allowed choice of the window.
+    """Return every label followed by every way through the step, or those `kept`.
 
     With `parent`, that is the parent of all of them.
     """
-    bits = labels.bits[:, None] + table.bits[window, allowed]
-    ms = labels.ms[:, None] + table.ms[window, allowed]
-    gain = labels.gain[:, None] + table.gain[window, allowed]
+    if kept is not None:
+        step = step.take(kept)
+    ways = np.arange(len(step.gain)) if kept is None else kept
+    bits = labels.bits[:, None] + step.bits
+    ms = labels.ms[:, None] + step.ms
+    gain = labels.gain[:, None] + step.gain
+    shape = gain.shape
     if table.couples:
-        switched = (labels.last[:, None] != allowed) & (labels.last[:, None] >= 0)
-        ms = ms + table.switch_ms * switched
-        gain = gain - table.switch_gain * switched
-    last = np.broadcast_to(allowed, gain.shape).ravel()
+        before = labels.last[:, None]
+        switched = (before != step.first) & (before >= 0)
+        if table.switch_ms:
+            ms += table.switch_ms * switched
+        if table.switch_gain:
+            gain -= table.switch_gain * switched
     if parent is None:
-        parents = np.repeat(np.arange(len(labels.gain)), len(allowed))
+        parents = np.repeat(np.arange(shape[0]), shape[1])
     else:
         parents = np.full(gain.size, parent, np.intp)
-    return Labels(bits.ravel(), ms.ravel(), gain.ravel(), last, parents, last)
+    last, ways = (np.tile(values, shape[0]) for values in (step.last, ways))
+    return Labels(bits.ravel(), ms.ravel(), gain.ravel(), last, parents, ways)

@@ -17,26 +17,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engines.errors import CadenzaError
-from tuner.bound import Prices, best_prices, most_ahead
+from tuner.bound import best_prices
+from tuner.carry import carry
 from tuner.costs import Indices, Reals
-from tuner.labels import TIE, Labels, Table, children, root, undominated
+from tuner.labels import TIE, Table
 
 # Looks taken one after the other: the share of the gap between the bound and the best schedule
 # known in which a better one is looked for, and the most labels carried.  Beyond, only the most
 # promising are kept.
-_LOOKS = ((1 / 8, 200), (1 / 3, 200), (1.0, 200))
+_LOOKS = ((1 / 8, 200), (1 / 3, 1000), (1.0, 2000))
 # Labels of all windows in the last look, which proves.  It takes seconds to reach: where gains
 # are all but proportional to costs, and nothing but trying tells one schedule from another.
 _MOST_LABELS = 640_000
-# Fewer labels than this are carried without comparing them.
-_FEW_LABELS = 48
-# Pairs of prices by which labels are bounded, as multiples of the best pair.
-_SPREAD = tuple((a, b) for a in (1.0, 0.93, 1.07) for b in (1.0, 0.93, 1.07))
-# The parent of a label that leaves the schedule to avoid.
-_PREFIX = -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +70,20 @@ def best(
     if unit is None:
         return Found(None)
     small, offset, scale = unit
-    prices, paths = best_prices(small, hints)
+    least = (floor - offset) / scale
+    prices, paths = best_prices(small, hints, least)
+    if prices.bound <= least:
+        return Found(None)
     if avoid is not None:
         paths.append(avoid)
-    found, least = _start(small, paths, (floor - offset) / scale, avoid)
+    found, least = _start(small, paths, least, avoid)
     most_possible = prices.bound
     for hope, most in (*_LOOKS, (1.0, _MOST_LABELS // len(small.gain))):
         gap = most_possible - least
         if gap <= TIE:
             break
         lowest = most_possible - hope * gap if hope < 1 else least
-        choice, lost = _carry(small, prices, lowest + TIE, avoid, most)
+        choice, lost = carry(small, prices, lowest + TIE, avoid, most)
         if choice is not None:
             found, least = choice, small.totals(choice)[2]
         most_possible = min(most_possible, max(lost, lowest + TIE if choice is None else least))
@@ -191,129 +188,3 @@ def _to_unit(table: Table, bits: float, ms: float) -> tuple[Table, float, float]
         table.switch_gain / scale,
     )
     return small, float(lowest.sum()), scale
-
-
-def _carry(
-    table: Table, prices: Prices, lowest: float, avoid: Indices | None, most: int
-) -> tuple[Indices | None, float]:
-    """Return the best schedule that gains more than `lowest`, and the bound on what was left out.
-
-    Labels beyond the `most` promising ones are left out; minus infinity where none was.
-    """
-    open_ = prices.through > lowest
-    if not open_.any(axis=1).all():
-        return None, -np.inf
-    order = _order(table, prices, open_)
-    bounds = _Bounds(table, prices, open_, order)
-    labels, prefix, lost = root(), None, -np.inf
-    settled = 0
-    if not table.couples:  # windows with one choice left come first, and are summed at once
-        settled = int(np.count_nonzero(open_.sum(axis=1) == 1))
-        first = order[:settled]
-        only = open_[first].argmax(axis=1)
-        labels = labels.plus(
-            *(float(cost[first, only].sum()) for cost in (table.bits, table.ms, table.gain))
-        )
-    if avoid is not None and (not settled or np.array_equal(only, avoid[first])):
-        labels, prefix = labels.take(np.zeros(0, np.intp)), labels
-    trail: list[tuple[Indices, Indices]] = []
-    for place, window in enumerate(order[settled:].tolist(), settled):
-        allowed = np.flatnonzero(open_[window])
-        labels = children(labels, table, window, allowed)
-        if prefix is not None and avoid is not None:
-            other = allowed[allowed != avoid[window]]
-            labels = labels.join(children(prefix, table, window, other, parent=_PREFIX))
-            same = allowed[allowed == avoid[window]]
-            prefix = children(prefix, table, window, same) if len(same) else None
-        labels, promise = bounds.keep(labels, place, lowest)
-        if len(promise) > 3 * most:
-            labels, promise, lost = _most_promising(labels, promise, 3 * most, lost)
-        if len(promise) > _FEW_LABELS:
-            kept = undominated(
-                labels.bits,
-                labels.ms,
-                labels.gain,
-                labels.last if table.couples else None,
-                table.switch_ms,
-                table.switch_gain,
-            )
-            labels, promise = labels.take(kept), promise[kept]
-        if len(promise) > most:
-            labels, promise, lost = _most_promising(labels, promise, most, lost)
-        if not len(promise) and prefix is None:
-            return None, lost
-        trail.append((labels.parent, labels.choice))
-    fits = (labels.bits <= 1.0 + TIE) & (labels.ms <= 1.0 + TIE)
-    good = np.flatnonzero(fits & (labels.gain > lowest))
-    if not len(good):
-        return None, lost
-    index = int(good[np.lexsort((labels.bits[good], labels.ms[good], -labels.gain[good]))[0]])
-    choice = np.empty(len(order), np.intp)
-    if settled:
-        choice[first] = only
-    for place in range(len(order) - 1, settled - 1, -1):
-        parent, chosen = trail[place - settled]
-        choice[order[place]] = chosen[index]
-        index = int(parent[index])
-        if index == _PREFIX and avoid is not None:
-            choice[order[:place]] = avoid[order[:place]]
-            break
-    return choice, lost
-
-
-def _order(table: Table, prices: Prices, open_: NDArray[np.bool_]) -> Indices:
-    """Return the order in which windows are gone through.
-
-    Where neighbours are not coupled any order will do, and clear cases come first.
-    """
-    windows, choices = table.gain.shape
-    if table.couples or choices == 1:
-        return np.arange(windows)
-    second = np.sort(prices.through, axis=1)[:, -2]
-    return np.lexsort((second, open_.sum(axis=1) > 1))
-
-
-def _most_promising(
-    labels: Labels, promise: Reals, most: int, lost: float
-) -> tuple[Labels, Reals, float]:
-    """Return the `most` labels of greatest promise, and the greatest promise of all left out."""
-    rank = np.argsort(-promise, kind="stable")
-    lost = max(lost, float(promise[rank[most]]))
-    kept = rank[:most]
-    return labels.take(kept), promise[kept], lost
-
-
-class _Bounds:
-    """What labels can still become, by several pairs of prices.
-
-    One pair of prices bounds well the labels that have spent as the best schedule would; a little
-    off it lie the prices for those that have spent more or less.  The lowest bound counts.
-    """
-
-    def __init__(
-        self, table: Table, prices: Prices, open_: NDArray[np.bool_], order: Indices
-    ) -> None:
-        self.table, self.order = table, order
-        self.pairs = list({(prices.bit * a, prices.ms * b): None for a, b in _SPREAD})
-        self.ahead: list[Reals] = []  # of each pair, made when first needed
-        self.rooms: list[Reals] = []  # most that may be spent up to each place [W]: bits, ms
-        for cost in (table.bits, table.ms):
-            least = np.where(open_, cost, np.inf).min(axis=1)[order]
-            self.rooms.append(1.0 + TIE - np.append(np.cumsum(least[::-1])[::-1][1:], 0.0))
-
-    def keep(self, labels: Labels, place: int, lowest: float) -> tuple[Labels, Reals]:
-        """Return the labels that can still exceed `lowest`, and the promise of each."""
-        fits = (labels.bits <= self.rooms[0][place]) & (labels.ms <= self.rooms[1][place])
-        promise = np.where(fits, np.inf, -np.inf)
-        for index, (bit, ms) in enumerate(self.pairs):
-            if index and len(promise) <= _FEW_LABELS:
-                break
-            if index == len(self.ahead):
-                reduced = self.table.gain - bit * self.table.bits - ms * self.table.ms
-                jump = ms * self.table.switch_ms + self.table.switch_gain
-                self.ahead.append(most_ahead(reduced[self.order], jump))
-            bound = labels.gain + bit * (1.0 - labels.bits) + ms * (1.0 - labels.ms)
-            promise = np.minimum(promise, bound + self.ahead[index][place][labels.last])
-            good = promise > lowest
-            labels, promise = labels.take(good), promise[good]
-        return labels, promise

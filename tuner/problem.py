@@ -19,9 +19,9 @@ from tuner.labels import TIE, Table, undominated
 from tuner.optimum import best
 
 # Precisions of which all sets are listed under a memory budget.
-_MOST_PRECISIONS = 16
+MOST_PRECISIONS = 16
 # Labels in a window beyond which the front is not completed.
-_MOST_FRONT_LABELS = 6_000
+_MOST_FRONT_LABELS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,9 @@ class Problem:
         count = self.gain.shape[1]
         if memory_mib is None:
             return [set(range(count))]
-        if count > _MOST_PRECISIONS:
+        if count > MOST_PRECISIONS:
             raise ValueError(
-                f"under a memory budget at most {_MOST_PRECISIONS} precisions can compete, "
+                f"under a memory budget at most {MOST_PRECISIONS} precisions can compete, "
                 f"got {count}"
             )
         codes, sizes = self.set_sizes()

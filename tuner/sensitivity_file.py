@@ -21,6 +21,10 @@ from tuner.gain import TaskSensitivity
 
 FORMAT = "cadenza-sensitivity/1"
 
+# What costs and gains may be at most, and costs other than 0 at least the inverse of: their sums,
+# products and quotients stay far from where floating point ends.
+_LARGEST = 1e60
+
 _TASK_KEYS = (
     "steps",
     "gen_length",
@@ -276,6 +280,13 @@ class Sensitivity:
         if base not in names:
             document["base"].fail(f"{base!r} is none of {', '.join(names)}; name one of these")
         families = document.get("families")
+        if families is not None and (stored := families.mapping()):
+            for each in document["precisions"].entries():
+                if each["family"].text() not in stored:
+                    each["family"].fail(
+                        f"{each['family'].text()!r} is none of the families, "
+                        f"{', '.join(stored)}; add it there with its MiB"
+                    )
         activation = document.get("activation_mib")
         windows = document["windows"].integer(1, 100_000)
         tasks = {
@@ -367,14 +378,18 @@ def _number(document: Document, least: float) -> float:
     value = document.number()
     if value < least:
         document.fail(f"must be at least {least:g}, got {value}; mend it")
+    if abs(value) > _LARGEST:
+        document.fail(f"must be at most {_LARGEST:g}, got {value}; mend it")
+    if least == 0 and 0 < value < 1 / _LARGEST:
+        document.fail(f"must be 0 or at least {1 / _LARGEST:g}, got {value}; mend it")
     return value
 
 
 def _positive(document: Document) -> float:
-    value = document.number()
+    value = _number(document, -np.inf)
     if value <= 0:
         document.fail(f"must be positive, got {value}; mend it, or null if it is not known")
-    return value
+    return _number(document, 0.0)
 
 
 def _extra(document: Document, known: Sequence[str]) -> dict[str, object]:

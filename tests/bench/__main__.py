@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from tests.bench import generate, tuning
+from tests.bench import allocation, generate, tuning
 from tests.bench.figure import Figure
 
 FIGURES: dict[str, Callable[[], Figure]] = {
@@ -15,7 +15,15 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "mixed_over_best_uniform": generate.mixed_over_best_uniform,
     "runtime_overhead": generate.runtime_overhead,
     "full_precision_generations": generate.full_precision_generations,
-    "allocate_16x4": tuning.allocate_16x4,
+    "allocate_16x4": allocation.allocate_16x4,
+    "allocate_64x6": partial(allocation.optimum_64x6, "allocate_64x6", 0.0),
+    "allocate_64x6_switch": partial(
+        allocation.optimum_64x6, "allocate_64x6_switch", allocation.SWITCH_SHARE
+    ),
+    "allocate_64x6_front": partial(allocation.front_64x6, "allocate_64x6_front", 0.0),
+    "allocate_64x6_front_switch": partial(
+        allocation.front_64x6, "allocate_64x6_front_switch", allocation.SWITCH_SHARE
+    ),
     "rebuild_count": tuning.rebuild_count,
 }
 

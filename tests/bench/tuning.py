@@ -1,4 +1,4 @@
-"""Figures of tuning: the exact allocation's time, and what a repeated tune builds."""
+"""Figures of tuning: what a repeated tune builds."""
 
 from __future__ import annotations
 
@@ -8,49 +8,10 @@ import shlex
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-import numpy as np
-
-from tests.bench.figure import Figure, median_interval
+from tests.bench.figure import Figure
 from tests.bench.generate import BUNDLE, ROOT
-from tuner.allocate import allocate
-from tuner.costs import Budget, Costs
-
-PROBLEMS = 15
-ALL = 1_000_000
-
-
-def allocate_16x4() -> Figure:
-    """Return the ms of one allocation with the complete front: 16 windows, 4 precisions."""
-    costs = Costs(
-        names=("int4", "int8", "fp16", "fp32"),
-        bits=np.array([4.0, 8.0, 16.0, 32.0]),
-        passes=np.full(16, 2.0),
-        latency_ms=np.array([1.0, 1.4, 2.1, 3.9]),
-    )
-    budget = Budget(mean_bits=12.0, latency_ms=60.0)
-    took = []
-    for seed in range(-1, PROBLEMS):
-        rng = np.random.default_rng(seed + 1)
-        steps = rng.exponential(size=(16, 3)) * rng.exponential(size=(16, 1))
-        gain = np.concatenate((np.zeros((16, 1)), steps.cumsum(axis=1)), axis=1)
-        start = time.perf_counter()
-        answer = allocate(gain, costs, budget, front_limit=ALL)
-        took.append(1000.0 * (time.perf_counter() - start))
-        if not answer.front_complete:
-            raise RuntimeError(f"the front of problem {seed} is not complete")
-    took = took[1:]  # the first warmed up
-    return Figure(
-        name="allocate_16x4",
-        value=float(np.median(took)),
-        unit="ms",
-        against="at most 50 for the complete front, equal passes, one latency a precision",
-        reference=50.0,
-        spread=median_interval(took),
-        n=len(took),
-    )
 
 
 def demo_tune() -> list[str]:

@@ -120,7 +120,9 @@ def draw(rng: np.random.Generator, windows: int = 5, count: int = 4) -> tuple[np
     passes = [np.ones(windows), np.full(windows, 2.0), numbers(windows)][rng.integers(3)]
     if rng.random() < 0.1 and windows > 1:
         passes[0] = 0.0
+    simulated = bool(rng.random() < 0.05)
     costs = Costs(
+        simulated=(simulated,) * count,
         names=tuple("abcd"[:count]),
         bits=numbers(count),
         passes=passes,
@@ -179,3 +181,38 @@ def large(
         costs,
         Budget(0.5 * float(costs.bits[1] + costs.bits[-2]), fast + 0.4 * (slow - fast), 75.0),
     )
+
+
+def realistic(
+    windows: int, count: int, seed: int, switch_share: float = 0.0
+) -> tuple[np.ndarray, Costs, Budget]:
+    """A large problem as profiles look: gains that fall off in bits, windows orders apart.
+
+    Equal passes, one latency a precision, three budgets that all bind or nearly so; a switch
+    costs `switch_share` of the mean pass.
+    """
+    rng = np.random.default_rng(seed)
+    bits = np.array([2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0])
+    bits = bits[:count] if count > 4 else np.array([4.0, 8.0, 16.0, 32.0])[:count]
+    fall = rng.uniform(0.2, 0.6, (windows, 1)) * rng.uniform(0.7, 1.3, (windows, count))
+    left = -np.sort(-np.exp(-fall * np.arange(count)), axis=1)  # of the divergence
+    gain = rng.lognormal(0.0, 2.0, (windows, 1)) * (left[:, :1] - left)
+    latency = np.sort(rng.uniform(1.0, 4.0, count))
+    families = tuple(f"f{index // 2}" for index in range(count))
+    sizes = {name: 10.0 * (1 + index) for index, name in enumerate(dict.fromkeys(families))}
+    costs = Costs(
+        names=tuple(f"p{index}" for index in range(count)),
+        bits=bits,
+        passes=np.full(windows, 2.0),
+        latency_ms=latency,
+        families=families,
+        family_mib=sizes,
+        switch_ms=switch_share * float(latency.mean()),
+    )
+    least, most = 2.0 * windows * latency.min(), 2.0 * windows * latency.max()
+    budget = Budget(
+        float(bits[0] + 0.4 * (bits[-1] - bits[0])),
+        float(least + 0.45 * (most - least)),
+        sum(sizes.values()) - 10.5,
+    )
+    return gain, costs, budget

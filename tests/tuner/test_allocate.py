@@ -87,12 +87,12 @@ def check_front(every: Enumeration, budget: Budget, answer: Allocation) -> None:
 
 
 def test_equals_enumeration_on_small_problems() -> None:
-    for every, budget in problems(0, 300):
+    for every, budget in problems(0, 700):
         check_against_enumeration(every, budget, front=False)
 
 
 def test_the_front_equals_enumeration_on_small_problems() -> None:
-    for every, budget in problems(1, 80, windows=4, count=3):
+    for every, budget in problems(1, 300, windows=4, count=3):
         check_against_enumeration(every, budget, front=True)
 
 

@@ -21,7 +21,7 @@ def run_eval(capsys: pytest.CaptureFixture[str], *argv: object) -> Said:
     return Said(code, said.out, said.err, Path(str(argv[0])))
 
 
-@pytest.mark.parametrize("command", ["tune", "eval"])
+@pytest.mark.parametrize("command", ["tune", "eval", "allocate"])
 def test_help_gives_examples_and_defaults(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -33,7 +33,7 @@ def test_help_gives_examples_and_defaults(
 
 def test_a_command_that_is_not_ours_is_a_caller_s_mistake() -> None:
     for argv in ([], ["run"]):
-        with pytest.raises(ValueError, match="the command is one of tune, eval"):
+        with pytest.raises(ValueError, match="the command is one of tune, eval, allocate"):
             cli.main(argv)
 
 
