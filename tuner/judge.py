@@ -2,7 +2,8 @@
 
 Beside each shipped schedule stand full precision, every uniform schedule, the best uniform one
 within the budgets, baselines written by hand, and the same bits in other orders: first, last,
-backward, and permuted; all on the same prompts and timed in the same rounds.
+backward, and permuted; all on the same prompts and timed in the same rounds.  Bits and
+milliseconds are of the passes that these prompts took.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from engines.manifest import DEFAULT_TASK
 from engines.precision import FULL_PRECISION, Precision
-from engines.schedule import Schedule, passes_by_window, weighted_mean
+from engines.schedule import Schedule, weighted_mean
 from engines.terminal import Progress
 from tuner.baselines import back_loaded, backward, front_loaded, permuted
 from tuner.choice import Choice
@@ -95,6 +96,13 @@ def judge(contest: Contest, candidate: Candidate, choices: Mapping[str, Choice])
         )
         for name, choice in choices.items()
     }
+    answers = sum(len(lists[name]) * len(job.test) for name in choices for job in groups[name])
+    progress = Progress(answers, "judging on test prompts, answers")
+    passes = {
+        f"{name}/{each.label}": contest.passes_as_run(engines, name, "test", each.schedule)
+        for name, found in lists.items()
+        for each in found
+    }
     timed = time_schedules(
         contest,
         candidate,
@@ -103,10 +111,9 @@ def judge(contest: Contest, candidate: Candidate, choices: Mapping[str, Choice])
             for name, found in lists.items()
             for each in found
         },
+        passes,
     )
     verdicts = []
-    answers = sum(len(lists[name]) * len(job.test) for name in choices for job in groups[name])
-    progress = Progress(answers, "judging on test prompts, answers")
     for name, choice in choices.items():
         jobs = groups[name]
         rows = []
@@ -114,13 +121,12 @@ def judge(contest: Contest, candidate: Candidate, choices: Mapping[str, Choice])
             right, same = _pooled(contest, engines, jobs, each.schedule)
             progress.advance(len(same), f"{name}: {each.label}")
             took = None if timed is None else timed[f"{name}/{each.label}"]
-            passes = passes_by_window(bench.sampler(name), each.schedule.windows)
             bits = [engines.folder.precisions[p].bits for p in each.schedule.precisions]
             rows.append(
                 Measured(
                     label=each.label,
                     schedule=each.schedule,
-                    mean_bits=weighted_mean(bits, passes),
+                    mean_bits=weighted_mean(bits, passes[f"{name}/{each.label}"].tolist()),
                     ms=None if took is None else (took.median, took.low, took.high),
                     accuracy=None if right is None else _share(right),
                     agreement=_share(same),

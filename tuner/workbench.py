@@ -14,7 +14,7 @@ from engines.build import Cache, digest_json
 from engines.errors import InputError
 from engines.manifest import DEFAULT_TASK
 from engines.precision import FULL_PRECISION, Precision, precision_from_name
-from engines.schedule import SamplerConfig, Schedule, passes_by_window
+from engines.schedule import SamplerConfig, Schedule, fixed_steps_like, passes_by_window
 from engines.text import Tokenizer, tokenizer_from_file
 from exporter.folder import Export, read_export
 from tuner.baselines import from_file
@@ -94,7 +94,7 @@ class Workbench:
                     for task, each in of.items()
                 ],
                 *[
-                    [name, asdict(job.sampler), [asdict(item.prompt) for item in items]]
+                    [name, job.sampler.to_json(), [asdict(item.prompt) for item in items]]
                     for name, job in self.jobs.items()
                     for items in (job.calibration, job.tuning, job.test)
                 ],
@@ -212,7 +212,7 @@ def _job(spec: str, config: TuneConfig, export: Export, tokenizer: Tokenizer) ->
                 gen_length=known.sampler.gen_length,
                 block_length=known.sampler.block_length,
             )
-        sampler = sampler_of(workload)
+        sampler = sampler_of(workload) if known is None else known.sampler
     except ValueError as error:
         raise InputError(f"task {spec!r}: {error}") from error
     if known is None and workload.source == "builtin" and name not in export.tasks:
@@ -221,7 +221,7 @@ def _job(spec: str, config: TuneConfig, export: Export, tokenizer: Tokenizer) ->
             f"export again with --task {name}"
         )
     try:
-        passes_by_window(sampler, export.windows)
+        passes_by_window(fixed_steps_like(sampler, export.windows), export.windows)
     except ValueError as error:
         raise InputError(f"task {name!r}: {error}; export again with fewer --windows") from error
     effort = config.effort

@@ -28,8 +28,8 @@ from tests.evidence import document, experiments, figures, headline
 from tests.evidence.choices import (
     DEFAULT_PROXY,
     Chosen,
-    chosen_for,
     choices_json,
+    chosen_for,
     default_schedule,
 )
 from tests.evidence.config import FULL, QUICK, ROOT, EvidenceConfig

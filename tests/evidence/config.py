@@ -1,4 +1,4 @@
-"""What `make evaluate` does: which checkpoint, tasks, quantizers and schedules, on how many prompts.
+"""What `make evaluate` runs: checkpoint, tasks, quantizers, schedules, and how many prompts.
 
 Two sizes of the same study: the full one, whose figures RESULTS.md states, and a quick one that
 runs in CI to show that every part works; its figures mean nothing.

@@ -178,7 +178,8 @@ def _cell(row: Mapping[str, Any]) -> str:
     strip = "".join(name.rpartition("a")[2] for name in row["schedule"])
     own = strip if len(row["schedule"]) > 1 else "-"
     gap = row["minus_uniform"]
-    return f"{own} {_points(row['accuracy'])} d {gap['mean']:+.1f} [{gap['low']:+.1f}, {gap['high']:+.1f}]"
+    ends = f"[{gap['low']:+.1f}, {gap['high']:+.1f}]"
+    return f"{own} {_points(row['accuracy'])} d {gap['mean']:+.1f} {ends}"
 
 
 def _permuted(rows: Mapping[str, Any]) -> str:
@@ -240,8 +241,8 @@ def _cross(found: Mapping[str, Any]) -> str:
         for task, accuracy in found["accuracy"].items()
     ]
     return (
-        f"Accuracy of the schedule of each column on the task of each row, first {found['n']} test prompts.\n\n"
-        + _table(["task", *names], rows)
+        f"Accuracy of the schedule of each column on the task of each row, first {found['n']} "
+        "test prompts.\n\n" + _table(["task", *names], rows)
     )
 
 
@@ -375,8 +376,8 @@ def _further(found: Mapping[str, Any]) -> str:
 def _engines(found: Mapping[str, Any]) -> str:
     parts = [
         "fp32 and int8 engines of ONNX Runtime, whole sequences at the export's shape, timed in "
-        "one run.  These schedules change the weights too.  A saving is claimed only where uniform "
-        "int8 loses three points or more and what ships at most one.\n"
+        "one run.  These schedules change the weights too.  A saving is claimed only where "
+        "uniform int8 loses three points or more and what ships at most one.\n"
     ]
     for name, entry in found.items():
         rows = []

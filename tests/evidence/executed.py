@@ -2,9 +2,9 @@
 
 fp32 and int8 engines of ONNX Runtime, timed as whole sequences in one run, interleaved.  These
 rows change the weights with the activations, so they stand apart from the headline rows.  The
-schedule is chosen on tuning prompts as `cadenza tune` does without a budget: the fastest within one
-point.  A saving is *claimed* only where the cheapest uniform engine loses three points or more on
-test prompts and what ships loses at most one.
+schedule is chosen on tuning prompts as `cadenza tune` does without a budget: the fastest within
+one point.  A saving is *claimed* only where the cheapest uniform engine loses three points or more
+on test prompts and what ships loses at most one.
 """
 
 from __future__ import annotations

@@ -16,8 +16,13 @@ from numpy.typing import NDArray
 from engines.schedule import Schedule, weighted_mean
 from tests.evidence.choices import Chosen, raised
 from tests.evidence.config import BASE, HIGH, LEVELS, SIX_LEVELS
-from tests.evidence.statistics import correlation_interval, mean_over_tasks, pearson, reliability
-from tests.evidence.statistics import spearman
+from tests.evidence.statistics import (
+    correlation_interval,
+    mean_over_tasks,
+    pearson,
+    reliability,
+    spearman,
+)
 from tests.evidence.study import Study
 from tuner.objective import Interval, paired_interval, wilson_interval
 

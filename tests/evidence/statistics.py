@@ -90,7 +90,7 @@ def reliability(gains: Reals, seed: int = 0, splits: int = 50) -> float:
     """Return how well mean gains by window [N, W] of half the prompts predict the other half's.
 
     Mean Pearson r of random halves, stepped up to the whole by Spearman and Brown's formula: the
-    ceiling that noise in the measured gains puts on the correlation of any proxy (its square root).
+    square root is the ceiling that noise in the measured gains puts on any proxy's correlation.
     """
     rng = np.random.default_rng(seed)
     found = []
