@@ -60,6 +60,7 @@ class PromptTables:
         flips: Committed positions whose most probable token is another one [N, W, P].
         moves: Commits that the sampler's rule would not make [N, W, P]; None: not measured.
         influence: I [N, W], at least 1.
+        passes: Steps that the trace takes in each window [N, W].
         rows: Forward passes of single rows that were spent.
     """
 
@@ -68,6 +69,7 @@ class PromptTables:
     flips: Reals
     moves: Reals | None
     influence: Reals
+    passes: Reals
     rows: int
 
     def only(self, prompts: Sequence[int] | Indices) -> PromptTables:
@@ -79,6 +81,7 @@ class PromptTables:
             flips=self.flips[index],
             moves=None if self.moves is None else self.moves[index],
             influence=self.influence[index],
+            passes=self.passes[index],
             rows=self.rows,
         )
 
@@ -100,6 +103,7 @@ class PromptTables:
             flips=np.array(value["flips"], np.float64),
             moves=None if moves is None else np.array(moves, np.float64),
             influence=np.array(value["influence"], np.float64),
+            passes=np.array(value["passes"], np.float64),
             rows=cast("int", value["rows"]),
         )
 
@@ -159,6 +163,8 @@ def prompt_tables(
     moves = np.zeros(shape) if with_moves else None
     rows = travelled.rows
     states = _states(traces, windows, model.mask_id if with_moves else None)
+    passes = np.zeros((len(traces), windows))
+    np.add.at(passes, ([each.trace for each in states], [each.window for each in states]), 1.0)
     for part in batches(states, batch, model.vocab) if own else ():
         commits, window = _Commits.of(part, prompts, scored), part.states[0].window
         for name, engine in own.items():
@@ -179,6 +185,7 @@ def prompt_tables(
         flips=flips,
         moves=moves,
         influence=travelled.values,
+        passes=passes,
         rows=rows,
     )
 
