@@ -38,6 +38,7 @@ class Command:
 
 COMMANDS: dict[str, Command] = {
     "export": Command("exporter.cli", "export", "a checkpoint to checked ONNX graphs"),
+    "profile": Command("tuner.cli", "tune", "how much each precision damages each window"),
     "allocate": Command("tuner.cli", "ort", "a sensitivity table to schedules, without a model"),
     "tune": Command("tuner.cli", "tune", "graphs to a bundle: the engine each window should run"),
     "run": Command("engines.cli", "ort", "answer prompts with a bundle"),

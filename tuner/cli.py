@@ -1,4 +1,4 @@
-"""`cadenza tune`, `cadenza eval`, and the way to `cadenza allocate`."""
+"""`cadenza profile`, `cadenza tune`, `cadenza eval`, and the way to `cadenza allocate`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,16 @@ from engines.build import open_cache
 from engines.errors import BudgetError, DegradedError, InputError
 from engines.terminal import can_show, command_parser, emit, emit_json, run_command
 from tuner import allocate_command
-from tuner.config import MODES, OBJECTIVES, TuneConfig, latency_from_text
+from tuner.config import (
+    MODES,
+    OBJECTIVES,
+    POSITIONS,
+    ProfileConfig,
+    TuneConfig,
+    latency_from_text,
+)
 from tuner.gain import PROXIES
+from tuner.sensitivity import INFLUENCES
 
 INTERRUPTED = 130
 
@@ -27,6 +35,26 @@ examples:
 The same command again resumes, or says that it has finished.  Work lies in BUNDLE.tune; engines,
 measurements and answers in the cache (--cache, else $CADENZA_CACHE_DIR, else the user's).
 Latency is of a whole sequence, for the batch and prompt length that the export declares as best.
+"""
+
+_PROFILE_EXAMPLES = """\
+examples:
+  cadenza profile EXPORT -o sensitivity.json
+  cadenza profile EXPORT -o s.json --precision w4a3 --precision w4a4 --task edit --dry-run
+  cadenza profile EXPORT -o s.json --task mine=prompts.jsonl --proxy flips --positions scored
+
+Measured are, by window of the denoising: K, how far each precision's distributions are from full
+precision's at the tokens that it commits; I, how far these travel; and from them the gain of each
+precision over the base.  Intervals are 95 %, over prompts.  Executed precisions are timed too;
+simulated ones may stand in the same table, but an allocation takes one kind only.  Full precision
+is always in it and costs no pass.
+
+--positions scored counts only answer tokens that the grader of a built-in task reads; of a prompt
+file, all tokens up to the first end-of-sequence token, and that one.
+
+The same command again changes nothing; an interrupted one resumes with the next task.
+A table is evidence and not a decision: tune believes a mixed schedule only where it holds on
+tuning prompts, which no table is made from.
 """
 
 _EVAL_EXAMPLES = """\
@@ -43,6 +71,7 @@ bundle holds a full-precision engine, else on the prompts whose full-precision a
 def main(argv: Sequence[str]) -> int:
     """Run `argv`, the command's name and its arguments, and return the exit code."""
     commands: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[..., int]]] = {
+        "profile": (_profile_parser, _profile),
         "tune": (_tune_parser, _tune),
         "eval": (_eval_parser, _eval),
         "allocate": (allocate_command.parser, allocate_command.run),
@@ -51,6 +80,103 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError(f"the command is one of {', '.join(commands)}, got {list(argv)}")
     parser, body = commands[argv[0]]
     return run_command(parser(), body, argv[1:])
+
+
+def _profile_parser() -> argparse.ArgumentParser:
+    defaults = ProfileConfig(export=Path(), output=Path())
+    parser = command_parser(
+        "profile",
+        "Measure how much each precision damages each window of the denoising, for each task.",
+        _PROFILE_EXAMPLES,
+    )
+    add = parser.add_argument
+    add("export", metavar="EXPORT", type=Path, help="the folder that cadenza export wrote")
+    add("-o", "--output", metavar="FILE", type=Path, required=True, help="the table to write")
+    add("--target", metavar="T", default=defaults.target, help="(default: %(default)s)")
+    add(
+        "--precision",
+        action="append",
+        metavar="P",
+        help="beside full precision; repeat (default: every one of the export)",
+    )
+    add(
+        "--task",
+        action="append",
+        metavar="T[=FILE.jsonl]",
+        help="a task; repeat (default: those of the export)",
+    )
+    add(
+        "--prompts-per-task",
+        type=int,
+        metavar="N",
+        default=defaults.prompts_per_task,
+        help="calibration prompts, or all that a file has (default: %(default)s)",
+    )
+    add(
+        "--proxy",
+        choices=PROXIES,
+        default=defaults.proxy,
+        help="what gains are made of (default: %(default)s)",
+    )
+    add(
+        "--influence",
+        choices=INFLUENCES,
+        default=defaults.influence,
+        help="mask a window's tokens again, or go on from other ones, which takes several "
+        "generations more (default: %(default)s)",
+    )
+    add(
+        "--positions",
+        choices=POSITIONS,
+        default=defaults.positions,
+        help="which answer tokens count (default: %(default)s)",
+    )
+    add("--windows", type=int, metavar="W", help="parts of the progress (default: the export's)")
+    add("--cache", metavar="DIR", type=Path, help="folder of engines and measurements")
+    add("--seed", type=int, metavar="N", default=defaults.seed, help="(default: %(default)s)")
+    add("--dry-run", action="store_true", help="only say how many passes it would take")
+    add("--force", action="store_true", help="replace another file at the output")
+    add("--json", action="store_true", help="print the result as JSON on stdout")
+    return parser
+
+
+def _profile(args: argparse.Namespace) -> int:
+    from tuner.profile import prepare_profile, profile, seconds_a_row
+    from tuner.profile_report import closing_table, foreseen, summary
+
+    try:
+        config = ProfileConfig(
+            export=args.export,
+            output=args.output,
+            target=args.target,
+            precisions=tuple(args.precision or ()),
+            tasks=tuple(args.task or ()),
+            prompts_per_task=args.prompts_per_task,
+            proxy=args.proxy,
+            influence=args.influence,
+            positions=args.positions,
+            windows=args.windows,
+            seed=args.seed,
+        )
+    except ValueError as error:
+        raise InputError(f"{error}; see cadenza profile --help") from error
+    if args.dry_run:
+        setting = prepare_profile(config)
+        rows = {name: setting.rows(name) for name in setting.tasks}
+        seconds = sum(rows.values()) * seconds_a_row(setting)
+        if args.json:
+            emit_json({"rows": rows, "seconds": seconds})
+        else:
+            emit(foreseen(rows, seconds))
+        return 0
+    outcome = profile(config, open_cache(args.cache, os.environ), _say, args.force)
+    if args.json:
+        tasks = summary(outcome.tasks)
+        emit_json({"file": str(config.output), "made": outcome.made, "tasks": tasks})
+    elif outcome.made:
+        emit(closing_table(outcome.tasks) + "\n")
+        emit(f"{config.output}: {len(outcome.tasks)} tasks")
+    return 0
 
 
 def _tune_parser() -> argparse.ArgumentParser:

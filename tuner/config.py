@@ -1,4 +1,4 @@
-"""What `cadenza tune` is asked for: one frozen value, checked once; every default lives here."""
+"""What `tune` and `profile` are asked for: frozen values, checked once; all defaults live here."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from engines.errors import InputError
 from tuner.gain import PROXIES
+from tuner.sensitivity import INFLUENCES, Influence
 
 OBJECTIVES = ("latency", "quality", "memory")
 
@@ -165,3 +166,63 @@ def latency_from_text(given: str | None) -> tuple[float | None, float | None]:
             f"for instance 12.5 or 80%"
         ) from error
     return (None, value / 100.0) if share else (value, None)
+
+
+POSITIONS = ("all", "scored")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileConfig:
+    """The arguments of a profile.
+
+    Attributes:
+        export: Folder that `cadenza export` wrote.
+        output: The table to write.
+        target: Where the engines run.
+        precisions: Names beside full precision; empty means every one of the export.
+        tasks: `NAME` or `NAME=FILE.jsonl`; empty means the export's.
+        prompts_per_task: Calibration prompts of each task; a file may have fewer.
+        proxy: By which windows are scored; see `tuner.gain`.
+        influence: Its form; see `tuner.influence`.
+        positions: Whether all positions count or only those that are scored.
+        windows: W; None for the export's.
+        seed: Of prompts and bootstrap.
+        repeats: Measured generations of each engine.
+    """
+
+    export: Path
+    output: Path
+    target: str = "cpu"
+    precisions: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    prompts_per_task: int = 256
+    proxy: str = PROXIES[0]
+    influence: Influence = "remask"
+    positions: str = "all"
+    windows: int | None = None
+    seed: int = 0
+    repeats: int = MODES["default"].repeats
+
+    def __post_init__(self) -> None:
+        for name in ("prompts_per_task", "windows", "repeats"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} >= 1 must hold, got {value}")
+        if self.seed < 0:
+            raise ValueError(f"seed >= 0 must hold, got {self.seed}")
+        for name, known in (
+            ("proxy", PROXIES),
+            ("influence", INFLUENCES),
+            ("positions", POSITIONS),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"{name} is one of {', '.join(known)}, got {getattr(self, name)!r}"
+                )
+        if len(set(self.precisions)) != len(self.precisions):
+            raise ValueError(f"each precision is named once, got {', '.join(self.precisions)}")
+
+    def identity(self, export_digest: str, prompts_digest: str) -> str:
+        """Return the digest of everything that decides the table: equal means the same command."""
+        parts = asdict(self) | {"export": export_digest, "tasks": prompts_digest, "output": None}
+        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()

@@ -38,6 +38,7 @@ from tuner.objective import Interval, loss_in_points
 from tuner.sensitivity import PromptTables, prompt_tables
 from tuner.sensitivity_file import Profiled, Sensitivity, TaskTable
 from tuner.space import Candidate
+from tuner.tables import Question, answered
 from tuner.trials import TrialResult
 from tuner.workbench import Job, Workbench
 from tuner.workshop import Engines, Workshop
@@ -258,31 +259,29 @@ class Contest:
         """Return K, I and gains of a task with a candidate's engines."""
         engines = self.shop.engines(candidate)
         names = [precision.name for precision in reversed(self.bench.precisions)]
-        key = digest_json(
-            {
-                "engines": [engines.fleet.keys[name] for name in names],
-                "names": names,
-                "full": self.shop.engines(self.shop.default).fleet.keys[FULL_PRECISION.name],
-                "sampler": job.sampler.to_json(),
-                "windows": candidate.windows,
-                "prompts": [item.ids for item in job.calibration],
-                "moves": self.bench.config.proxy == "moves",
-            }
-        )
-        kept = self.bench.cache.get("tables", key)
-        if kept is None:
-            tables = prompt_tables(
+        full = self.shop.engines(self.shop.default).fleet
+        with_moves = self.bench.config.proxy == "moves"
+
+        def measured() -> PromptTables:
+            return prompt_tables(
                 self.shop.traces[job.workload.name],
                 {name: engines.fleet.engines[name] for name in names},
-                self.shop.engines(self.shop.default).fleet.engines[FULL_PRECISION.name],
+                full.engines[FULL_PRECISION.name],
                 windows=candidate.windows,
                 model=engines.folder.model,
-                with_moves=self.bench.config.proxy == "moves",
+                with_moves=with_moves,
                 prompt_ids=[item.prompt.id for item in job.calibration],
             )
-            self.bench.cache.put("tables", key, tables.to_json())
-        else:
-            tables = PromptTables.from_json(kept)
+
+        question = Question(
+            engines={name: engines.fleet.keys[name] for name in names},
+            full=full.keys[FULL_PRECISION.name],
+            sampler=job.sampler,
+            windows=candidate.windows,
+            prompts=[item.ids for item in job.calibration],
+            with_moves=with_moves,
+        )
+        tables = answered(question, self.bench.cache, measured)
         return summarize(
             tables,
             [precision.bits for precision in reversed(self.bench.precisions)],

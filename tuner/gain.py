@@ -68,6 +68,7 @@ def gain_from(
     proxy: str = PROXIES[0],
     weights: Reals | None = None,
     monotone: bool = True,
+    groups: Sequence[object] | None = None,
 ) -> Reals:
     """Return the gain over the base [..., W, P], in the proxy's unit; 0 for the base.
 
@@ -80,6 +81,8 @@ def gain_from(
         proxy: One of PROXIES.
         weights: Of the prompts, each draw summing to 1 [..., N]; None: all alike.
         monotone: Fit gains that do not fall with bits; False: as measured.
+        groups: Of each precision [P]; those of different groups are fitted apart, for instance
+            simulated and executed ones, which never compete.  None: all are of one.
 
     Raises:
         ValueError: Shapes do not fit, a value is not finite, or a name is unknown.
@@ -90,7 +93,11 @@ def gain_from(
     raw = cost[..., column : column + 1] - cost
     if not monotone:
         return raw
-    fitted = isotonic(raw, bits)
+    fitted = raw.copy()
+    kinds = [None] * len(bits) if groups is None else list(groups)
+    for kind in dict.fromkeys(kinds):
+        mine = [index for index, each in enumerate(kinds) if each == kind]
+        fitted[..., mine] = isotonic(raw[..., mine], [bits[index] for index in mine])
     return fitted - fitted[..., column : column + 1]
 
 
@@ -148,6 +155,7 @@ class TaskSensitivity:
     Attributes:
         precisions: Names, in the order of the tables [P].
         base: Name of the precision that gains are counted from.
+        best: Name of the most precise candidate: of most bits, then of most gain.
         proxy: By which gains were made.
         kl: E[K] [W, P].
         influence: E[I] [W].
@@ -163,6 +171,7 @@ class TaskSensitivity:
 
     precisions: tuple[str, ...]
     base: str
+    best: str
     proxy: str
     kl: Reals
     kl_low: Reals
@@ -202,6 +211,7 @@ def summarize(
     seed: int = 0,
     confidence: float = 0.95,
     resamples: int = 1_000,
+    groups: Sequence[object] | None = None,
 ) -> TaskSensitivity:
     """Return means and gains of a task, with bootstrap intervals over prompts.
 
@@ -216,16 +226,17 @@ def summarize(
         seed: Of the bootstrap.
         confidence: Of the intervals.
         resamples: Of the bootstrap.
+        groups: As `gain_from`.
 
     Raises:
         ValueError: As `gain_from`.
     """
     least = tables.precisions[int(np.argmin(bits))] if base is None else base
-    gain = gain_from(tables, bits, least, proxy)
+    gain = gain_from(tables, bits, least, proxy, groups=groups)
     count = len(tables.kl)
     rng = np.random.default_rng(seed)
     weights = rng.multinomial(count, np.full(count, 1.0 / count), resamples) / count
-    drawn = gain_from(tables, bits, least, proxy, weights)
+    drawn = gain_from(tables, bits, least, proxy, weights, groups=groups)
     kl, influence = tables.kl.mean(axis=0), tables.influence.mean(axis=0)
     tail = (1.0 - confidence) / 2.0
 
@@ -236,10 +247,11 @@ def summarize(
     kl_ends = ends(kl, np.tensordot(weights, tables.kl, 1))
     influence_ends = ends(influence, weights @ tables.influence)
     gain_ends = ends(gain, drawn)
-    best = int(np.argmax(bits))
+    best = max(range(len(bits)), key=lambda column: (bits[column], gain[:, column].sum()))
     return TaskSensitivity(
         precisions=tables.precisions,
         base=least,
+        best=tables.precisions[best],
         proxy=proxy,
         kl=kl,
         kl_low=kl_ends[0],

@@ -61,10 +61,13 @@ class Prompts:
     traces: Sequence[Trace]
     ids: Sequence[str] | None = None
 
-    def name(self, index: int) -> str:
+    def called(self, index: int) -> str:
         """Return what messages call a prompt."""
-        task = self.traces[index].request.task
-        return f"{index if self.ids is None else repr(self.ids[index])} (task {task!r})"
+        return str(index) if self.ids is None else repr(self.ids[index])
+
+    def name(self, index: int) -> str:
+        """Return a prompt and its task for messages."""
+        return f"{self.called(index)} (task {self.traces[index].request.task!r})"
 
 
 @dataclass(frozen=True, slots=True)

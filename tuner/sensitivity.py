@@ -22,17 +22,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engines.backend import Backend, Floats, served_from_logits
+from engines.errors import BackendError
 from engines.model import ModelInfo
 from engines.schedule import SamplerConfig
 from engines.trace import Trace, TraceStep
 from tuner.costs import Indices, Reals
-from tuner.influence import remask_influence
+from tuner.influence import counterfactual_influence, remask_influence
 from tuner.replay import (
     BATCH,
     Batch,
@@ -45,6 +46,7 @@ from tuner.replay import (
 )
 
 Influence = Literal["remask", "counterfactual"]
+INFLUENCES: tuple[Influence, ...] = get_args(Influence)
 Scored = Callable[[Trace], NDArray[np.bool_]]
 
 
@@ -58,6 +60,7 @@ class PromptTables:
         flips: Committed positions whose most probable token is another one [N, W, P].
         moves: Commits that the sampler's rule would not make [N, W, P]; None: not measured.
         influence: I [N, W], at least 1.
+        passes: Steps that the trace takes in each window [N, W].
         rows: Forward passes of single rows that were spent.
     """
 
@@ -66,6 +69,7 @@ class PromptTables:
     flips: Reals
     moves: Reals | None
     influence: Reals
+    passes: Reals
     rows: int
 
     def only(self, prompts: Sequence[int] | Indices) -> PromptTables:
@@ -77,6 +81,7 @@ class PromptTables:
             flips=self.flips[index],
             moves=None if self.moves is None else self.moves[index],
             influence=self.influence[index],
+            passes=self.passes[index],
             rows=self.rows,
         )
 
@@ -98,6 +103,7 @@ class PromptTables:
             flips=np.array(value["flips"], np.float64),
             moves=None if moves is None else np.array(moves, np.float64),
             influence=np.array(value["influence"], np.float64),
+            passes=np.array(value["passes"], np.float64),
             rows=cast("int", value["rows"]),
         )
 
@@ -139,19 +145,26 @@ def prompt_tables(
         ValueError: No traces or engines, fewer than 1 window or row, or the target is no engine.
     """
     check(traces, windows, batch)
-    if influence != "remask":
-        raise ValueError(f"influence is 'remask', got {influence!r}")
+    if influence not in INFLUENCES:
+        raise ValueError(f"influence is one of {', '.join(INFLUENCES)}, got {influence!r}")
     names = tuple(engines)
     if not names or (target is not None and target not in names):
         raise ValueError(f"need engines, and the target among them, got {target!r} of {names}")
     prompts = Prompts(traces, prompt_ids)
-    travelled = remask_influence(prompts, full, windows, model, batch, advance)
+    if influence == "remask":
+        travelled = remask_influence(prompts, full, windows, model, batch, advance)
+    else:
+        least = min(names, key=lambda name: engines[name].precision.bits)
+        other = engines[least if target is None else target]
+        travelled = counterfactual_influence(prompts, other, full, windows, model, batch, advance)
     own = {name: each for name, each in engines.items() if name != full.precision.name}
     shape = (len(traces), windows, len(names))
     kl, flips = np.zeros(shape), np.zeros(shape)
     moves = np.zeros(shape) if with_moves else None
     rows = travelled.rows
     states = _states(traces, windows, model.mask_id if with_moves else None)
+    passes = np.zeros((len(traces), windows))
+    np.add.at(passes, ([each.trace for each in states], [each.window for each in states]), 1.0)
     for part in batches(states, batch, model.vocab) if own else ():
         commits, window = _Commits.of(part, prompts, scored), part.states[0].window
         for name, engine in own.items():
@@ -172,6 +185,7 @@ def prompt_tables(
         flips=flips,
         moves=moves,
         influence=travelled.values,
+        passes=passes,
         rows=rows,
     )
 
@@ -252,6 +266,14 @@ class _Commits:
             tokens=np.concatenate([step.tokens for step in steps]),
             log_p=np.concatenate([step.log_p for step in steps]),
         )
+        if not np.isfinite(found.log_p).all():
+            row = rows[np.flatnonzero(~np.isfinite(found.log_p).all(axis=1))[0]]
+            state = part.states[row]
+            raise BackendError(
+                f"full precision's log probabilities are not finite in window {state.window}, "
+                f"step {state.step + 1} of {len(prompts.traces[state.trace].steps)}, prompt "
+                f"{prompts.name(state.trace)}; check the checkpoint's weights"
+            )
         if scored is None:
             return found
         kept = np.concatenate(

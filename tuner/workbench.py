@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
-from calib_data.prompts import Prompt
+from calib_data.prompts import Split
 from calib_data.workload import Workload, workload_from_spec
 from engines.build import Cache, digest_json
 from engines.errors import InputError
@@ -114,15 +115,10 @@ def prepare(config: TuneConfig, cache: Cache, say: Callable[[str], None]) -> Wor
     Raises:
         InputError: The export is damaged, or a name or a prompt in the arguments is at fault.
     """
-    export = read_export(config.export, verify=True)
-    if config.target != export.target:
-        raise InputError(
-            f"the export is for target {export.target!r}, asked was {config.target!r}; export "
-            f"again with --target {config.target}"
-        )
+    export = export_for(config.export, config.target)
     precisions = _candidates(config, export)
     tokenizer = tokenizer_from_file(export.tokenizer, export.model)
-    specs = config.tasks or _own_tasks(export)
+    specs = config.tasks or own_tasks(export)
     jobs: dict[str, Job] = {}
     for spec in specs:
         job = _job(spec, config, export, tokenizer)
@@ -162,22 +158,27 @@ def _baselines(
     return found
 
 
+def export_for(folder: Path, target: str) -> Export:
+    """Return an export, every byte checked.
+
+    Raises:
+        InputError: It is damaged, or for another target.
+    """
+    export = read_export(folder, verify=True)
+    if target != export.target:
+        raise InputError(
+            f"the export is for target {export.target!r}, asked was {target!r}; export again "
+            f"with --target {target}"
+        )
+    return export
+
+
 def _candidates(config: TuneConfig, export: Export) -> tuple[Precision, ...]:
     """Return the precisions that compete, most bits first."""
     names = config.precisions or tuple(
         name for name, precision in export.precisions.items() if not precision.simulated
     )
-    missing = [name for name in (*names, FULL_PRECISION.name) if name not in export.precisions]
-    if missing:
-        try:
-            precision_from_name(missing[0])
-        except ValueError as error:
-            raise InputError(f"{error}") from error
-        raise InputError(
-            f"the export has no precision {', '.join(missing)}, only "
-            f"{', '.join(export.precisions)}; export again with --precision {missing[0]}"
-        )
-    chosen = [export.precisions[name] for name in names]
+    chosen = precisions_of(names, export)
     if len({precision.simulated for precision in chosen}) > 1:
         raise InputError(
             f"simulated and executed precisions cannot compete, got {', '.join(names)}; name only "
@@ -188,7 +189,26 @@ def _candidates(config: TuneConfig, export: Export) -> tuple[Precision, ...]:
     return tuple(sorted(chosen, key=lambda each: (-each.bits, each.name)))
 
 
-def _own_tasks(export: Export) -> tuple[str, ...]:
+def precisions_of(names: Sequence[str], export: Export) -> list[Precision]:
+    """Return the named precisions of an export, which must have full precision too.
+
+    Raises:
+        InputError: A name is unknown, or not in the export.
+    """
+    missing = [name for name in (*names, FULL_PRECISION.name) if name not in export.precisions]
+    if missing:
+        try:
+            precision_from_name(missing[0])
+        except ValueError as error:
+            raise InputError(f"{error}") from error
+        raise InputError(
+            f"the export has no precision {', '.join(missing)}, only "
+            f"{', '.join(export.precisions)}; export again with --precision {missing[0]}"
+        )
+    return [export.precisions[name] for name in names]
+
+
+def own_tasks(export: Export) -> tuple[str, ...]:
     """Return the built-in tasks that the export was calibrated on."""
     files = [name for name, task in export.tasks.items() if task.source != "builtin"]
     if files:
@@ -199,7 +219,18 @@ def _own_tasks(export: Export) -> tuple[str, ...]:
     return tuple(export.tasks)
 
 
-def _job(spec: str, config: TuneConfig, export: Export, tokenizer: Tokenizer) -> Job:
+def task_of(spec: str, export: Export, windows: int) -> tuple[Workload, SamplerConfig]:
+    """Return a task and how it is denoised: as the export was calibrated, if it was on it.
+
+    Args:
+        spec: As given to `--task`.
+        export: Says which tasks it knows.
+        windows: That must each have a pass.
+
+    Raises:
+        InputError: The task or its file is at fault, the export was not calibrated on a built-in
+            one, or there are more windows than passes.
+    """
     name = spec.partition("=")[0]
     known = export.tasks.get(name)
     try:
@@ -221,33 +252,47 @@ def _job(spec: str, config: TuneConfig, export: Export, tokenizer: Tokenizer) ->
             f"export again with --task {name}"
         )
     try:
-        passes_by_window(fixed_steps_like(sampler, export.windows), export.windows)
+        passes_by_window(fixed_steps_like(sampler, windows), windows)
     except ValueError as error:
         raise InputError(f"task {name!r}: {error}; export again with fewer --windows") from error
+    return workload, sampler
+
+
+def _job(spec: str, config: TuneConfig, export: Export, tokenizer: Tokenizer) -> Job:
+    workload, sampler = task_of(spec, export, export.windows)
     effort = config.effort
     splits: dict[str, tuple[Item, ...]] = {}
-    for split, count in (
-        ("calibration", effort.calibration),
-        ("tuning", effort.tuning),
-        ("test", effort.test),
-    ):
-        prompts = workload.prompts(split, count, config.seed)  # type: ignore[arg-type]
-        if not prompts:
-            raise InputError(
-                f"task {name!r} has no {split} prompts; add lines to its file, or set their "
-                f'"split" to "{split}"'
-            )
-        splits[split] = _encoded(name, prompts, tokenizer, export, sampler)
+    counts: dict[Split, int] = {
+        "calibration": effort.calibration,
+        "tuning": effort.tuning,
+        "test": effort.test,
+    }
+    for split, count in counts.items():
+        splits[split] = items_of(workload, sampler, split, count, config.seed, export, tokenizer)
     return Job(workload, sampler, splits["calibration"], splits["tuning"], splits["test"])
 
 
-def _encoded(
-    name: str,
-    prompts: Sequence[Prompt],
-    tokenizer: Tokenizer,
-    export: Export,
+def items_of(
+    workload: Workload,
     sampler: SamplerConfig,
+    split: Split,
+    count: int,
+    seed: int,
+    export: Export,
+    tokenizer: Tokenizer,
 ) -> tuple[Item, ...]:
+    """Return prompts of a split with their tokens, `count` or all there are.
+
+    Raises:
+        InputError: There are none, or one cannot be tokenized or is too long for the export.
+    """
+    name = workload.name
+    prompts = workload.prompts(split, count, seed)
+    if not prompts:
+        raise InputError(
+            f"task {name!r} has no {split} prompts; add lines to its file, or set their "
+            f'"split" to "{split}"'
+        )
     longest = min(export.shape.prompt[2], export.model.max_length - sampler.gen_length)
     items = []
     for prompt in prompts:

@@ -8,7 +8,7 @@ yardstick, stay loaded beside those asked for last, so a long search needs no mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,15 +17,16 @@ import numpy as np
 
 from engines.backend import Backend
 from engines.build import BuildLog, EngineSpec, digest_json, engine_key
+from engines.model import ModelInfo
 from engines.ort import OrtOptions
 from engines.precision import FULL_PRECISION
 from engines.sampler import Request
-from engines.schedule import Schedule
+from engines.schedule import SamplerConfig, Schedule
 from engines.trace import Trace, record
 from exporter.calibrate import read_calibration
 from exporter.folder import CALIBRATION, Export, Recipe, read_export
 from exporter.requantize import requantize
-from tuner.evaluate import EVALUATION_BATCH, Fleet
+from tuner.evaluate import EVALUATION_BATCH, Fleet, Item
 from tuner.ranking import rank_blocks
 from tuner.space import Candidate
 from tuner.workbench import Workbench
@@ -118,17 +119,9 @@ class Workshop:
     def traces(self) -> dict[str, list[Trace]]:
         """Full-precision trajectories of every task's calibration prompts."""
         fleet = self.engines(self.default).fleet
-        uniform = Schedule.uniform(FULL_PRECISION.name, 1)
+        full = fleet.engines[FULL_PRECISION.name]
         return {
-            name: record(
-                [
-                    Request(prompt=item.ids, sampler=job.sampler, schedule=uniform, task=name)
-                    for item in job.calibration
-                ],
-                fleet.engines[FULL_PRECISION.name],
-                fleet.model,
-                batch=EVALUATION_BATCH,
-            )
+            name: trace_items(job.calibration, job.sampler, name, full, fleet.model)
             for name, job in self.bench.jobs.items()
         }
 
@@ -161,6 +154,46 @@ class Workshop:
             return base
         name = digest_json({"recipe": asdict(recipe), "source": base.request})[:16]
         return read_export(requantize(base.folder, self.work / "recipes" / name, recipe))
+
+
+def trace_items(
+    items: Sequence[Item],
+    sampler: SamplerConfig,
+    task: str,
+    full: Backend,
+    model: ModelInfo,
+    advance: Callable[[int], None] = lambda rows: None,
+) -> list[Trace]:
+    """Return the trace of each item.
+
+    Args:
+        items: Prompts of a task.
+        sampler: How they are denoised.
+        task: Its name.
+        full: The full-precision engine.
+        model: Special ids, vocabulary and the longest canvas.
+        advance: Told of the rows of each pass.
+
+    Raises:
+        BackendError: The engine failed; names window, step and prompt.
+    """
+    uniform = Schedule.uniform(FULL_PRECISION.name, 1)
+    asked = [
+        Request(prompt=item.ids, sampler=sampler, schedule=uniform, task=task) for item in items
+    ]
+    # Messages name the task of a request; these name the prompt with it.
+    named = [
+        replace(request, task=f"{task}, prompt {item.prompt.id!r}")
+        for request, item in zip(asked, items, strict=True)
+    ]
+    made = record(
+        named,
+        full,
+        model,
+        batch=EVALUATION_BATCH,
+        on_pass=lambda state: advance(len(state.requests)),
+    )
+    return [replace(trace, request=request) for trace, request in zip(made, asked, strict=True)]
 
 
 def engine_spec(

@@ -22,6 +22,7 @@ def tables(
         flips=np.zeros_like(kl) if flips is None else flips,
         moves=moves,
         influence=influence,
+        passes=np.ones_like(influence),
         rows=0,
     )
 

@@ -208,6 +208,7 @@ def test_the_cost_is_a_generation_a_precision_and_two_passes_a_window_but_the_la
     assert passes_by_window(SAMPLER, W) == (2, 2, 2)
     assert engines[2].passes == 0
     assert (found.kl[..., 2] == 0).all()
+    assert (found.passes == passes_by_window(SAMPLER, W)).all()
 
 
 def test_prompt_tables_survive_json_and_the_choice_of_prompts() -> None:

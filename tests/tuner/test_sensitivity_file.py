@@ -179,6 +179,7 @@ def test_what_was_measured_goes_into_the_file_with_its_intervals() -> None:
     found = TaskSensitivity(
         precisions=("int8", "fp32"),
         base="int8",
+        best="fp32",
         proxy="kl",
         kl=table,
         kl_low=table,
