@@ -10,7 +10,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from calib_data.tasks import TASKS
-from calib_data.workload import Workload, WorkloadError, workload_from_spec
+from calib_data.workload import (
+    Workload,
+    WorkloadError,
+    expand_specs,
+    name_of_spec,
+    workload_from_spec,
+)
 from engines.errors import InputError
 from engines.model import ModelInfo
 from engines.precision import FULL_PRECISION
@@ -33,7 +39,7 @@ def tasks_from_specs(
     """Return the workload and the sampler settings of each task by name.
 
     Args:
-        specs: NAME or NAME=FILE.jsonl; none for all built-in tasks.
+        specs: As given to `--task`; none for all built-in tasks.
         settings: steps, gen_length and block_length for every task.
         task_settings: The same for one task, over `settings`.
         windows: That each task's steps must fill.
@@ -42,11 +48,16 @@ def tasks_from_specs(
         InputError: A task is unknown or its file at fault, or the numbers do not fit.
     """
     found: dict[str, tuple[Workload, SamplerConfig]] = {}
-    for spec in specs or tuple(TASKS):
-        name = spec.partition("=")[0]
+    for spec in expand_specs(specs) or tuple(TASKS):
+        name = name_of_spec(spec)
         chosen = {**settings, **task_settings.get(name, {})}
         try:
-            task = workload_from_spec(spec, **chosen)
+            task = workload_from_spec(
+                spec,
+                steps=chosen.get("steps"),
+                gen_length=chosen.get("gen_length"),
+                block_length=chosen.get("block_length"),
+            )
             sampler = SamplerConfig(
                 steps=task.steps, gen_length=task.gen_length, block_length=task.block_length
             )
@@ -97,7 +108,10 @@ def requests_from_tasks(
     """
     requests = []
     for name, (task, sampler) in tasks.items():
-        prompts = task.prompts("calibration", count, seed)
+        try:
+            prompts = task.prompts("calibration", count, seed)
+        except WorkloadError as error:
+            raise InputError(f"task {name!r}: {error}") from error
         if not prompts:
             raise InputError(
                 f"task {name!r} has no calibration prompts; add lines to its file, or give some "

@@ -9,7 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from calib_data.prompts import Prompt
-from calib_data.workload import Workload, workload_from_spec
+from calib_data.workload import (
+    Workload,
+    expand_specs,
+    graders_by_task,
+    name_of_spec,
+    workload_from_spec,
+)
 from engines.build import Cache, digest_json
 from engines.errors import InputError
 from engines.precision import FULL_PRECISION, Precision, precision_from_name
@@ -71,10 +77,15 @@ class Workbench:
 
     @property
     def prompts_digest(self) -> str:
-        """Digest of tasks, settings and prompts."""
+        """Digest of tasks, settings, prompts, and how they are judged."""
         return digest_json(
             [
-                [name, asdict(job.sampler), [asdict(item.prompt) for item in items]]
+                [
+                    name,
+                    asdict(job.sampler),
+                    job.workload.grader,
+                    [asdict(item.prompt) for item in items],
+                ]
                 for name, job in self.jobs.items()
                 for items in (job.calibration, job.tuning, job.test)
             ]
@@ -101,10 +112,14 @@ def prepare(config: TuneConfig, cache: Cache, say: Callable[[str], None]) -> Wor
         )
     precisions = _candidates(config, export)
     tokenizer = tokenizer_from_file(export.tokenizer, export.model)
-    specs = config.tasks or _own_tasks(export)
+    specs = expand_specs(config.tasks) or _own_tasks(export)
+    try:
+        graders = graders_by_task(config.graders, specs)
+    except ValueError as error:
+        raise InputError(f"{error}") from error
     jobs: dict[str, Job] = {}
     for spec in specs:
-        job = _job(spec, config, export, tokenizer)
+        job = _job(spec, config, export, tokenizer, graders.get(name_of_spec(spec)))
         if job.workload.name in jobs:
             raise InputError(f"the task {job.workload.name!r} is given twice; name it once")
         jobs[job.workload.name] = job
@@ -142,21 +157,24 @@ def _own_tasks(export: Export) -> tuple[str, ...]:
     files = [name for name, task in export.tasks.items() if task.source != "builtin"]
     if files:
         raise InputError(
-            f"the export was calibrated on prompt files for {', '.join(files)}; name them again, "
-            f"for instance --task {files[0]}=FILE.jsonl"
+            f"the export was calibrated on prompts of your own for {', '.join(files)}; name them "
+            f"again, for instance --task {files[0]}=FILE.jsonl or --task harness:TASK"
         )
     return tuple(export.tasks)
 
 
-def _job(spec: str, config: TuneConfig, export: Export, tokenizer: Tokenizer) -> Job:
-    name = spec.partition("=")[0]
+def _job(
+    spec: str, config: TuneConfig, export: Export, tokenizer: Tokenizer, grader: str | None
+) -> Job:
+    name = name_of_spec(spec)
     known = export.tasks.get(name)
     try:
         if known is None:
-            workload = workload_from_spec(spec)
+            workload = workload_from_spec(spec, grader=grader)
         else:
             workload = workload_from_spec(
                 spec,
+                grader=grader,
                 steps=known.sampler.steps,
                 gen_length=known.sampler.gen_length,
                 block_length=known.sampler.block_length,
@@ -180,7 +198,10 @@ def _job(spec: str, config: TuneConfig, export: Export, tokenizer: Tokenizer) ->
         ("tuning", effort.tuning),
         ("test", effort.test),
     ):
-        prompts = workload.prompts(split, count, config.seed)  # type: ignore[arg-type]
+        try:
+            prompts = workload.prompts(split, count, config.seed)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise InputError(f"task {name!r}: {error}") from error
         if not prompts:
             raise InputError(
                 f"task {name!r} has no {split} prompts; add lines to its file, or set their "
