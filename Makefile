@@ -18,6 +18,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/seconds-to-install
 EXTRAS := export,tune,dev
+HARNESS := $(VENV)/harness-installed
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -39,6 +40,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PY) -m pip install --quiet --no-compile --constraint constraints.txt \
 	    $(if $(TORCH_INDEX),--extra-index-url "$(TORCH_INDEX)") --editable '.[$(EXTRAS)]'; \
 	echo $$(( $$(date +%s) - start )) > $@
+
+# Apart, so that the demo does not wait for it: half a minute and 500 MB, for tests alone.
+$(HARNESS): $(INSTALLED)
+	@echo "installing lm-evaluation-harness into $(VENV) (once)"
+	@$(PY) -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[harness]'
+	@touch $@
 
 comma := ,
 
@@ -65,10 +72,10 @@ demo: $(INSTALLED)
 demo/bundle/manifest.json:
 	@$(MAKE) demo
 
-test: $(INSTALLED)
+test: $(HARNESS)
 	$(PY) -m pytest -m "not slow"
 
-test-slow: $(INSTALLED)
+test-slow: $(HARNESS)
 	$(PY) -m pytest -m slow
 
 lint: $(INSTALLED)

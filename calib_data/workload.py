@@ -1,27 +1,31 @@
-"""Workloads: what a model is tuned and judged on, from a built-in task or from a prompt file.
+"""Workloads: what a model is tuned and judged on, from a task, a prompt file or the harness.
 
-A prompt file has one JSON object a line:
+    edit                     a built-in task
+    mine=prompts.jsonl       a prompt file (calib_data/prompt_file.py)
+    harness:gsm8k            a task of lm-evaluation-harness (calib_data/harness.py)
+    mine=harness:gsm8k       the same under another name
 
-    {"id": "a1", "prompt": "edit:ab,aabb", "answer": "bbbbbbbb", "split": "test"}
+A file's answers are judged by the grader that is asked for (calib_data/grader.py); where none is,
+an answer on every line means `exact`, and without answers nobody knows what is right.
 
-`answer` and `split` are optional.  Without `split`, a digest of the prompt's text puts it into
-calibration, tuning or test, so a prompt never changes sides when the file grows.  An answer on
-every line gives an exact-match grader.
-
-Knows nothing about models, tokenizers or engines.  Standard library only.
+Knows nothing about models, tokenizers or engines.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
+from calib_data.errors import WorkloadError as WorkloadError  # also found here
+from calib_data.errors import shorten
+from calib_data.grader import KINDS, Grader, grader_from_spec, is_grader_spec
+from calib_data.harness import PAPER, PREFIX, harness_name, harness_task
+from calib_data.prompt_file import Line, read_lines
 from calib_data.prompts import Prompt, Split, draw_prompts
 from calib_data.tasks import GEN_LENGTH, STEPS, TASKS, Task
 
@@ -29,12 +33,6 @@ from calib_data.tasks import GEN_LENGTH, STEPS, TASKS, Task
 RESERVED = "default"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_FILE_SPLITS: tuple[Split, ...] = ("calibration", "tuning", "test")
-_KEYS = ("id", "prompt", "answer", "split")
-
-
-class WorkloadError(ValueError):
-    """A task's name or a prompt file is at fault; the message ends with the mend."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +45,12 @@ class Workload:
         steps: Denoising passes for a whole answer.
         gen_length: Tokens of an answer.
         block_length: Tokens that are denoised together.
-        source: Whether the prompts are drawn by a built-in task or read from a file.
-        grade: (prompt, text) to whether the text answers it; None where nobody knows.
+        source: Whether the prompts are drawn by a built-in task, read from a file, or the
+            harness's.
+        grade: (prompt, text) to whether the text answers it; None where nobody knows.  Raises
+            WorkloadError where the user's or the harness's code fails.
+        grader: How answers are judged, as text: equal texts judge alike.  None without a grader,
+            "built in" for a built-in task.
         scored: Which of the answer's tokens the grader reads.
         draw: (split, count, seed) to prompts; `prompts` is how to ask.
     """
@@ -58,8 +60,9 @@ class Workload:
     steps: int = STEPS
     gen_length: int = GEN_LENGTH
     block_length: int = GEN_LENGTH
-    source: Literal["builtin", "file"]
+    source: Literal["builtin", "file", "harness"]
     grade: Callable[[str, str], bool] | None
+    grader: str | None
     scored: Literal["all", "start", "end"] = "all"
     draw: Callable[[Split, int, int], list[Prompt]] = field(repr=False, compare=False)
 
@@ -86,8 +89,8 @@ def workload_from_name(name: str) -> Workload:
     """
     if name not in TASKS:
         raise WorkloadError(
-            f"unknown task {name!r}; built-in tasks are {', '.join(TASKS)}, and a task of your "
-            f"own is given as NAME=FILE.jsonl"
+            f"unknown task {name!r}; built-in tasks are {', '.join(TASKS)}, a task of your own is "
+            f"given as NAME=FILE.jsonl, one of lm-evaluation-harness as harness:TASK"
         )
     task: Task = TASKS[name]
     return Workload(
@@ -98,9 +101,66 @@ def workload_from_name(name: str) -> Workload:
         block_length=task.block_length,
         source="builtin",
         grade=task.grade,
+        grader="built in",
         scored=task.scored,
         draw=partial(draw_prompts, task),
     )
+
+
+def expand_specs(specs: Sequence[str]) -> tuple[str, ...]:
+    """Return the specs with `harness:paper` replaced by those of its six benchmarks."""
+    return tuple(
+        each for spec in specs for each in (PAPER if spec == f"{PREFIX}paper" else (spec,))
+    )
+
+
+def name_of_spec(spec: str) -> str:
+    """Return the name of the task that a spec gives; reads no file."""
+    if spec.startswith(PREFIX):
+        return harness_name(spec.removeprefix(PREFIX))
+    return spec.partition("=")[0]
+
+
+def graders_by_task(given: Sequence[str], specs: Sequence[str]) -> dict[str, str]:
+    """Return the grader asked for, by the name of the task.
+
+    Args:
+        given: As given to `--grader`: GRADER for every file task, or NAME=GRADER for one.
+        specs: As given to `--task`, expanded.
+
+    Raises:
+        WorkloadError: A grader is for a task that is no prompt file, or two are for one.
+    """
+    files = [name_of_spec(spec) for spec in specs if _is_file(spec)]
+    found: dict[str, str] = {}
+    for_all = [text for text in given if is_grader_spec(text)]
+    if given and not files:
+        raise WorkloadError(
+            "--grader judges prompt files, and no --task is one; built-in tasks and the harness "
+            "have graders of their own: give --task NAME=FILE.jsonl, or leave --grader out"
+        )
+    if len(for_all) > 1:
+        raise WorkloadError(
+            f"--grader {for_all[0]} and --grader {for_all[1]} are both for every file; write "
+            f"NAME=GRADER to give a task its own"
+        )
+    for text in given:
+        name, _, grader = text.partition("=")
+        if text in for_all:
+            continue
+        if not is_grader_spec(grader):
+            raise WorkloadError(
+                f"--grader is {KINDS}, or NAME=GRADER for one task, got {shorten(text)}; mend it"
+            )
+        if name not in files:
+            raise WorkloadError(
+                f"--grader {shorten(text)} is for the task {name!r}, but prompt files are given "
+                f"for {', '.join(files)}; add --task {name}=FILE.jsonl, or mend the name"
+            )
+        if name in found:
+            raise WorkloadError(f"the task {name!r} has two graders; give it one")
+        found[name] = grader
+    return {**dict.fromkeys(files, for_all[0]), **found} if for_all else found
 
 
 def workload_from_spec(
@@ -109,21 +169,36 @@ def workload_from_spec(
     steps: int | None = None,
     gen_length: int | None = None,
     block_length: int | None = None,
+    grader: str | None = None,
 ) -> Workload:
-    """Return the workload of `NAME`, a built-in task, or of `NAME=FILE.jsonl`.
+    """Return the workload that `--task` names.
 
     Args:
-        spec: As given to `--task`.
+        spec: NAME, NAME=FILE.jsonl, harness:TASK or NAME=harness:TASK.
         steps: In place of the task's own; a file's default is a built-in task's.
         gen_length: Likewise.
         block_length: Likewise; where only gen_length is given, the whole answer is one block.
+        grader: How a file's answers are judged: exact, regex:PATTERN or python:module.fn, whose
+            code is imported here; None for what the file says.
 
     Raises:
-        WorkloadError: The name is unknown or reserved, or the file is missing or at fault; says
-            which line and how to mend it.
+        WorkloadError: The name is unknown or reserved, or the file, the harness's task or the
+            grader is at fault; says which line and how to mend it.
     """
-    name, is_file, file = spec.partition("=")
-    workload = _workload_from_file(name, file) if is_file else workload_from_name(name)
+    name, _, source = spec.partition("=")
+    if grader is not None and not _is_file(spec):
+        raise WorkloadError(
+            f"the task {name!r} has a grader of its own, so {grader!r} is not for it; give "
+            f"graders to prompt files"
+        )
+    if spec.startswith(PREFIX):
+        name, source = name_of_spec(spec), spec
+    if source.startswith(PREFIX):
+        workload = _workload_from_harness(name, source.removeprefix(PREFIX))
+    elif _is_file(spec):
+        workload = _workload_from_file(name, source, grader)
+    else:
+        workload = workload_from_name(name)
     return replace(
         workload,
         steps=workload.steps if steps is None else steps,
@@ -132,43 +207,74 @@ def workload_from_spec(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    prompt: Prompt
-    split: Split
-    number: int
+def _is_file(spec: str) -> bool:
+    name, is_own, source = spec.partition("=")
+    return bool(is_own) and not name.startswith(PREFIX) and not source.startswith(PREFIX)
 
 
-def _workload_from_file(name: str, file: str) -> Workload:
+def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name) or name == RESERVED:
         raise WorkloadError(
             f"a task's name is letters, digits, '_' and '-', and not {RESERVED!r}, got {name!r}; "
             f"choose another name before the '='"
         )
-    lines = _read_lines(Path(file))
-    right: dict[str, frozenset[str]] = {}
+
+
+def _workload_from_harness(name: str, source: str) -> Workload:
+    _check_name(name)
+    task = harness_task(source)
+    return Workload(
+        name=name,
+        says=task.says,
+        steps=task.steps,
+        gen_length=task.gen_length,
+        block_length=task.block_length,
+        source="harness",
+        grade=task.grade,
+        grader=task.grader,
+        draw=task.draw,
+    )
+
+
+def _workload_from_file(name: str, file: str, asked: str | None) -> Workload:
+    _check_name(name)
+    lines = read_lines(Path(file))
+    unanswered = next((line for line in lines if line.prompt.answer is None), None)
+    if asked is None and unanswered is None:
+        asked = "exact"
+    grader = None if asked is None else grader_from_spec(asked)
+    if grader is not None and grader.needs_answers and unanswered is not None:
+        raise WorkloadError(
+            f"{file}, line {unanswered.number}: no answer, but the grader {asked} compares with "
+            f'it; add "answer" to every line, or use python:module.fn'
+        )
+    known: dict[str, list[Prompt]] = {}
     for line in lines:
-        if line.prompt.answer is not None:
-            known = right.get(line.prompt.prompt, frozenset())
-            right[line.prompt.prompt] = known | {line.prompt.answer.strip()}
-    graded = all(line.prompt.answer is not None for line in lines)
+        known.setdefault(line.prompt.prompt, []).append(line.prompt)
     return Workload(
         name=name,
         says=f"{len(lines)} prompts of {Path(file).name}",
         source="file",
-        grade=partial(_grade_exact, right) if graded else None,
+        grade=None if grader is None else partial(_grade, grader, known),
+        grader=None if grader is None else grader.text,
         draw=partial(_draw_lines, lines),
     )
 
 
-def _grade_exact(right: dict[str, frozenset[str]], prompt: str, text: str) -> bool:
-    """Return whether text is a right answer of the prompt, apart from spaces around it."""
-    if prompt not in right:
+def _grade(grader: Grader, known: Mapping[str, Sequence[Prompt]], prompt: str, text: str) -> bool:
+    """Return whether text is right for the prompt, or for one of several lines that hold it."""
+    if prompt not in known:
         raise ValueError(f"the file has no answer for the prompt {prompt!r}")
-    return text.strip() in right[prompt]
+    for line in known[prompt]:
+        try:
+            if grader.judge(line, text):
+                return True
+        except WorkloadError as error:
+            raise WorkloadError(f"prompt {line.id!r}: {error}") from error.__cause__
+    return False
 
 
-def _draw_lines(lines: tuple[_Line, ...], split: Split, count: int, seed: int) -> list[Prompt]:
+def _draw_lines(lines: tuple[Line, ...], split: Split, count: int, seed: int) -> list[Prompt]:
     """Return up to `count` prompts of a split in the order of a digest, new for each seed."""
 
     def order(prompt: Prompt) -> bytes:
@@ -176,85 +282,3 @@ def _draw_lines(lines: tuple[_Line, ...], split: Split, count: int, seed: int) -
 
     of_split = [line.prompt for line in lines if line.split == split]
     return sorted(of_split, key=order)[:count]
-
-
-def _read_lines(file: Path) -> tuple[_Line, ...]:
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:
-        reason = "it is not UTF-8 text" if isinstance(error, UnicodeError) else str(error)
-        raise WorkloadError(
-            f"cannot read the prompt file {str(file)!r}: {reason}; give a file of JSON lines"
-        ) from error
-    lines: list[_Line] = []
-    by_id: dict[str, int] = {}
-    by_text: dict[str, _Line] = {}
-    for number, content in enumerate(text.split("\n"), start=1):
-        if not content.strip():
-            continue
-        line = _parse_line(content, number, file)
-        first = by_id.setdefault(line.prompt.id, number)
-        if first != number:
-            raise WorkloadError(
-                f"{file}, line {number}: the id {line.prompt.id!r} is that of line {first} "
-                f"already; give each prompt its own"
-            )
-        twin = by_text.setdefault(line.prompt.prompt, line)
-        if twin.split != line.split:
-            raise WorkloadError(
-                f"{file}, line {number}: the prompt of line {twin.number} again, there for "
-                f"{twin.split}, here for {line.split}; nothing may be tuned on what judges it, "
-                f"so give both the same split"
-            )
-        lines.append(line)
-    if not lines:
-        raise WorkloadError(
-            f"the prompt file {str(file)!r} is empty; write one JSON object a line, for instance "
-            f'{{"id": "1", "prompt": "..."}}'
-        )
-    return tuple(lines)
-
-
-def _parse_line(content: str, number: int, file: Path) -> _Line:
-    where = f"{file}, line {number}"
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise WorkloadError(
-            f"{where}: not JSON ({error}); write one JSON object a line"
-        ) from error
-    if not isinstance(value, dict):
-        raise WorkloadError(f'{where}: not an object; write {{"id": ..., "prompt": ...}}')
-    for key in ("id", "prompt"):
-        if key not in value:
-            raise WorkloadError(f"{where}: the key {key!r} is missing; add it")
-    for key in _KEYS:
-        if value.get(key) is None and key in ("answer", "split"):
-            continue
-        if not isinstance(value[key], str) or not _is_unicode(value[key]):
-            raise WorkloadError(f"{where}: {key!r} must be text, got {value[key]!r}; quote it")
-    for key in ("id", "prompt"):
-        if not value[key].strip():
-            raise WorkloadError(f"{where}: the {key} is empty; write one or remove the line")
-    split = value.get("split")
-    if split is not None and split not in get_args(Split):
-        raise WorkloadError(
-            f"{where}: 'split' is one of {', '.join(get_args(Split))}, got {split!r}; "
-            f"mend it or leave it out"
-        )
-    prompt = Prompt(value["id"], value["prompt"], value.get("answer"))
-    return _Line(prompt, split or _split_of_text(prompt.prompt), number)
-
-
-def _split_of_text(prompt: str) -> Split:
-    digest = hashlib.sha256(prompt.encode()).digest()
-    return _FILE_SPLITS[digest[0] % len(_FILE_SPLITS)]
-
-
-def _is_unicode(text: str) -> bool:
-    """Return whether text can be encoded; JSON can spell half a character."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

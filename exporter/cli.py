@@ -21,6 +21,7 @@ examples:
   cadenza export MODEL -o EXPORT --task mine=prompts.jsonl --task-set mine.steps=16
   cadenza export MODEL -o EXPORT --precision w4a4 --quantizer gptq-hadamard
   cadenza export MODEL -o EXPORT --threshold 0.9 --task-set chain.steps=12
+  cadenza export MODEL -o EXPORT --task harness:gsm8k --task harness:paper
   cadenza export MODEL -o EXPORT --shape batch=1:8:32,prompt=1:64:256 --copy
 
 Calibration prompts may have any lengths: they are padded, and padding is never counted.  A prompt
@@ -96,8 +97,9 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--task",
         action="append",
-        metavar="NAME[=FILE.jsonl]",
-        help="calibrate on it; repeat (default: every built-in task)",
+        metavar="TASK",
+        help="calibrate on it: a built-in task, NAME=FILE.jsonl, or harness:TASK of "
+        "lm-evaluation-harness; repeat (default: every built-in task)",
     )
     add(
         "--task-set",

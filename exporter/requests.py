@@ -11,7 +11,13 @@ from dataclasses import replace
 import numpy as np
 
 from calib_data.tasks import TASKS
-from calib_data.workload import Workload, WorkloadError, workload_from_spec
+from calib_data.workload import (
+    Workload,
+    WorkloadError,
+    expand_specs,
+    name_of_spec,
+    workload_from_spec,
+)
 from engines.errors import InputError
 from engines.model import ModelInfo
 from engines.precision import FULL_PRECISION
@@ -45,7 +51,7 @@ def tasks_from_specs(
     """Return the workload and the sampler settings of each task by name.
 
     Args:
-        specs: NAME or NAME=FILE.jsonl; none for all built-in tasks.
+        specs: As given to `--task`; none for all built-in tasks.
         settings: Some of SETTINGS, for every task.
         task_settings: The same for one task, over `settings`; its steps go before a threshold
             for every task, and the other way round.
@@ -55,12 +61,17 @@ def tasks_from_specs(
         InputError: A task is unknown or its file at fault, or the numbers do not fit.
     """
     found: dict[str, tuple[Workload, SamplerConfig]] = {}
-    for spec in specs or tuple(TASKS):
-        name = spec.partition("=")[0]
+    for spec in expand_specs(specs) or tuple(TASKS):
+        name = name_of_spec(spec)
         own = _chosen(name, settings, task_settings.get(name, {}))
         lengths = {key: int(value) for key, value in own.items() if key != "threshold"}
         try:
-            task = workload_from_spec(spec, **lengths)
+            task = workload_from_spec(
+                spec,
+                steps=lengths.get("steps"),
+                gen_length=lengths.get("gen_length"),
+                block_length=lengths.get("block_length"),
+            )
             sampler = SamplerConfig(
                 steps=task.gen_length if "threshold" in own else task.steps,
                 gen_length=task.gen_length,
@@ -138,7 +149,10 @@ def requests_from_tasks(
     """
     requests = []
     for name, (task, sampler) in tasks.items():
-        prompts = task.prompts("calibration", count, seed)
+        try:
+            prompts = task.prompts("calibration", count, seed)
+        except WorkloadError as error:
+            raise InputError(f"task {name!r}: {error}") from error
         if not prompts:
             raise InputError(
                 f"task {name!r} has no calibration prompts; add lines to its file, or give some "

@@ -33,6 +33,8 @@ AT_HOME: dict[str, tuple[str, ...]] = {
     "tensorrt": ("engines/trt.py",),
     "tensorrt_rtx": ("engines/trt.py",),
     "tokenizers": ("engines/", "exporter/"),
+    "lm_eval": ("calib_data/harness.py",),
+    "datasets": ("calib_data/harness.py",),
 }
 
 # What a serving machine surely has: all that these rooms may import when they are imported.

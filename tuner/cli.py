@@ -31,10 +31,13 @@ examples:
   cadenza tune EXPORT -o BUNDLE --latency-ms 80%     the best within 80 % of full precision's time
   cadenza tune EXPORT -o BUNDLE --mean-bits 4 --precision w4a3 --precision w4a4 --precision w4a8
   cadenza tune EXPORT -o BUNDLE --mode quick --cache CACHE --json
+  cadenza tune EXPORT -o BUNDLE --task mine=prompts.jsonl --grader 'regex:answer is (\\d+)'
+  cadenza tune EXPORT -o BUNDLE --task harness:gsm8k?filter=flexible-extract
 
 The same command again resumes, or says that it has finished.  Work lies in BUNDLE.tune; engines,
 measurements and answers in the cache (--cache, else $CADENZA_CACHE_DIR, else the user's).
 Latency is of a whole sequence, for the batch and prompt length that the export declares as best.
+
 """
 
 _PROFILE_EXAMPLES = """\
@@ -61,10 +64,30 @@ _EVAL_EXAMPLES = """\
 examples:
   cadenza eval BUNDLE                     every task of the bundle, on its test prompts
   cadenza eval BUNDLE --task edit --limit 200 --json
-  cadenza eval BUNDLE --task edit=prompts.jsonl
+  cadenza eval BUNDLE --task edit=prompts.jsonl --grader python:my_grader.is_right
 
 Accuracy has Wilson's 95 % interval.  Agreement is with full precision: on all prompts where the
 bundle holds a full-precision engine, else on the prompts whose full-precision answers it holds.
+
+"""
+
+_TASK = "a built-in task, NAME=FILE.jsonl, or harness:TASK of lm-evaluation-harness; repeat "
+
+# For both commands: what --task takes, and what --grader means.
+_WORKLOADS = """\
+A task of your own is a file with one JSON object a line: {"id": ..., "prompt": ..., "answer":
+optional, "split": optional}.  --grader says when its answers are right, for every file, or for one
+with NAME=GRADER:
+  exact             the text equals the answer, apart from spaces (where every line has an answer)
+  regex:PATTERN     of the pattern's last match in the text the first group, or all of it, equals
+                    the answer; the last 20,000 characters are searched, and a pattern such as
+                    (a+)+b can take very long
+  python:module.fn  fn(prompt, text, answer) returns True or False; answer is None where the line
+                    has none.  The module is looked for in the current directory, then on sys.path,
+                    and runs with your rights; a bundle or an export never names code to run
+Without a grader quality is agreement with full precision.  harness:TASK brings prompts and grading
+(pip install 'cadenza[harness]'); harness:TASK?fewshot=4&filter=NAME sets its arguments, and
+harness:paper stands for the six benchmarks of T2Quant.
 """
 
 
@@ -184,7 +207,7 @@ def _tune_parser() -> argparse.ArgumentParser:
     parser = command_parser(
         "tune",
         "Choose the engine of each denoising window, for each task, and write a bundle.",
-        _TUNE_EXAMPLES,
+        _TUNE_EXAMPLES + _WORKLOADS,
     )
     add = parser.add_argument
     add("export", metavar="EXPORT", type=Path, help="the folder that cadenza export wrote")
@@ -218,8 +241,14 @@ def _tune_parser() -> argparse.ArgumentParser:
     add(
         "--task",
         action="append",
-        metavar="T[=FILE.jsonl]",
-        help="a task; repeat (default: those of the export)",
+        metavar="TASK",
+        help=f"{_TASK}(default: those of the export)",
+    )
+    add(
+        "--grader",
+        action="append",
+        metavar="[NAME=]GRADER",
+        help="how answers to prompt files are judged, see below; repeat",
     )
     add("--strategy", choices=("tpe", "random"), default=defaults.strategy, help="of the search")
     add("--trials", type=int, metavar="N", help="candidates to try (default: by --mode)")
@@ -272,6 +301,7 @@ def _tune(args: argparse.Namespace) -> int:
             max_loss=args.max_loss,
             objective=args.objective,
             tasks=tuple(args.task or ()),
+            graders=tuple(args.grader or ()),
             mode=args.mode,
             trials=args.trials,
             strategy=args.strategy,
@@ -308,15 +338,21 @@ def _eval_parser() -> argparse.ArgumentParser:
     parser = command_parser(
         "eval",
         "Measure a bundle's answers on test prompts that nothing was tuned on.",
-        _EVAL_EXAMPLES,
+        _EVAL_EXAMPLES + _WORKLOADS,
     )
     add = parser.add_argument
     add("bundle", metavar="BUNDLE", type=Path, help="the folder that cadenza tune wrote")
     add(
         "--task",
         action="append",
-        metavar="T[=FILE.jsonl]",
-        help="a task; repeat (default: every built-in task of the bundle)",
+        metavar="TASK",
+        help=f"{_TASK}(default: every built-in task of the bundle)",
+    )
+    add(
+        "--grader",
+        action="append",
+        metavar="[NAME=]GRADER",
+        help="how answers to prompt files are judged, see below; repeat",
     )
     add("--target", metavar="T", default="cpu", help="(default: %(default)s)")
     add("--limit", type=int, metavar="N", default=1000, help="most prompts (default: %(default)s)")
@@ -330,7 +366,9 @@ def _eval(args: argparse.Namespace) -> int:
 
     if args.limit < 1:
         raise InputError(f"--limit >= 1 must hold, got {args.limit}")
-    found = evaluate_bundle(args.bundle, args.task or (), args.target, args.limit, args.seed)
+    found = evaluate_bundle(
+        args.bundle, args.task or (), args.target, args.limit, args.seed, args.grader or ()
+    )
     if args.json:
         emit_json({"bundle": str(args.bundle), "tasks": found})
     else:

@@ -60,7 +60,8 @@ class TuneConfig:
         memory_mib: Upper bound on weights and activations, or None.
         max_loss: Points that a task may lose against full precision.
         objective: "latency", "quality" or "memory"; None: quality under budgets, else latency.
-        tasks: `NAME` or `NAME=FILE.jsonl`; empty means the export's.
+        tasks: As given to `--task`; empty means the export's.
+        graders: How answers to prompt files are judged: GRADER, or NAME=GRADER for one task.
         mode: A key of MODES.
         trials: In place of the mode's, or None.
         strategy: Of the search.
@@ -82,6 +83,7 @@ class TuneConfig:
     max_loss: float = 1.0
     objective: str | None = None
     tasks: tuple[str, ...] = ()
+    graders: tuple[str, ...] = ()
     mode: str = "default"
     trials: int | None = None
     strategy: str = "tpe"
@@ -140,10 +142,10 @@ class TuneConfig:
     def identity(self, export_digest: str, prompts_digest: str) -> str:
         """Return the digest of everything that decides the result: equal means the same command.
 
-        Paths are not part of it, but the contents of the export, of prompt files and of baselines
-        are.
+        Paths are not part of it, but the contents of the export, of prompt files, of baselines and
+        of a grader's module are: `prompts_digest` holds the last three.
         """
-        elsewhere = ("output", "storage", "timeout_s", "baselines")
+        elsewhere = ("output", "storage", "timeout_s", "baselines", "graders")
         parts = asdict(self) | {"export": export_digest, "tasks": prompts_digest}
         parts |= dict.fromkeys(elsewhere)
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()

@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calib_data.prompts import Prompt
-from calib_data.workload import Workload
+from calib_data.workload import Workload, WorkloadError
 from engines.backend import Backend
 from engines.build import Cache
+from engines.errors import InputError
 from engines.model import ModelInfo
 from engines.sampler import Request, generate
 from engines.schedule import SamplerConfig, Schedule, window_of
@@ -238,16 +239,28 @@ def graded(
     ids: NDArray[np.int64],
     decode: Callable[[Sequence[int]], str],
 ) -> NDArray[np.bool_] | None:
-    """Return which answers [N] the workload's grader accepts, or None without a grader."""
+    """Return which answers [N] the workload's grader accepts, or None without a grader.
+
+    Raises:
+        InputError: The grader is the user's code, or the harness's, and failed.
+    """
+    texts = [decode(row.tolist()) for row in ids]
+    found = grades(workload, [item.prompt.prompt for item in items], texts)
+    return None if found is None else np.array(found, np.bool_)
+
+
+def grades(workload: Workload, prompts: Sequence[str], texts: Sequence[str]) -> list[bool] | None:
+    """Return which texts answer their prompts, or None without a grader.
+
+    Raises:
+        InputError: As `graded`.
+    """
     if workload.grade is None:
         return None
-    return np.array(
-        [
-            workload.grade(item.prompt.prompt, decode(row.tolist()))
-            for item, row in zip(items, ids, strict=True)
-        ],
-        np.bool_,
-    )
+    try:
+        return [workload.grade(*each) for each in zip(prompts, texts, strict=True)]
+    except WorkloadError as error:
+        raise InputError(f"task {workload.name!r}: {error}") from error
 
 
 def same_answers(ids: NDArray[np.int64], full: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -7,7 +7,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from calib_data.workload import Workload, WorkloadError, workload_from_spec
+from calib_data.workload import (
+    Workload,
+    WorkloadError,
+    expand_specs,
+    graders_by_task,
+    name_of_spec,
+    workload_from_spec,
+)
 from engines.errors import InputError
 from engines.manifest import DEFAULT_TASK
 from engines.precision import FULL_PRECISION
@@ -15,33 +22,44 @@ from engines.runtime import Answer, Runtime, load_engine
 from engines.sampler import Request, generate
 from engines.schedule import Schedule, weighted_mean
 from engines.terminal import Progress, table
+from tuner.evaluate import grades
 from tuner.objective import wilson_interval
 
 Share = dict[str, float | int] | None
 
 
 def evaluate_bundle(
-    path: Path, specs: Sequence[str], target: str, limit: int, seed: int
+    path: Path,
+    specs: Sequence[str],
+    target: str,
+    limit: int,
+    seed: int,
+    graders: Sequence[str] = (),
 ) -> dict[str, dict[str, Any]]:
     """Return for each task its accuracy, its agreement with full precision, bits and passes.
 
     Args:
         path: The bundle.
-        specs: `NAME` or `NAME=FILE.jsonl`; none for every built-in task of the bundle.  A task
-            that the bundle has no schedule for follows `default`.
+        specs: As given to `--task`; none for every built-in task of the bundle.  A task that the
+            bundle has no schedule for follows `default`.
         target: Where it runs.
         limit: Most prompts of a task.
         seed: Of the prompts.
+        graders: How answers to prompt files are judged: GRADER, or NAME=GRADER for one task.
 
     Raises:
-        InputError: A task or a file is at fault, or the bundle is damaged.
+        InputError: A task, a file or a grader is at fault, or the bundle is damaged.
     """
     runtime = Runtime.load(path, target)
     names = [name for name in runtime.tasks if name != DEFAULT_TASK]
-    workloads = [_workload(spec, runtime) for spec in specs or _builtin(names)]
+    specs = expand_specs(specs) or _builtin(names)
+    workloads = _workloads(specs, graders, runtime)
     found: dict[str, dict[str, Any]] = {}
     for workload in workloads:
-        prompts = workload.prompts("test", limit, seed)
+        try:
+            prompts = workload.prompts("test", limit, seed)
+        except WorkloadError as error:
+            raise InputError(f"task {workload.name!r}: {error}") from error
         if not prompts:
             raise InputError(
                 f"task {workload.name!r} has no test prompts; add lines to its file, or set their "
@@ -51,15 +69,12 @@ def evaluate_bundle(
         texts = [prompt.prompt for prompt in prompts]
         with Progress(len(texts), f"eval {workload.name}") as progress:
             answers = runtime.generate(texts, task, on_answers=progress.advance)
-        hits = [
-            workload.grade(text, answer.text)
-            for text, answer in zip(texts, answers, strict=True)
-            if workload.grade is not None
-        ]
+        hits = grades(workload, texts, [answer.text for answer in answers])
         found[workload.name] = {
             "schedule": task,
             "n": len(texts),
-            "accuracy": _share(hits),
+            "grader": workload.grader,
+            "accuracy": _share(hits or ()),
             "agreement": _agreement(runtime, target, task, texts, answers),
             "mean_bits": weighted_mean(
                 [answer.bits for answer in answers], [answer.passes for answer in answers]
@@ -120,13 +135,21 @@ def _builtin(names: Sequence[str]) -> list[str]:
     if not known:
         raise InputError(
             f"the bundle's tasks {', '.join(names)} are not built in; give their prompts, for "
-            f"instance --task {names[0] if names else 'NAME'}=FILE.jsonl"
+            f"instance --task {names[0] if names else 'NAME'}=FILE.jsonl, or --task harness:TASK"
         )
     return known
 
 
-def _workload(spec: str, runtime: Runtime) -> Workload:
-    name = spec.partition("=")[0]
+def _workloads(specs: Sequence[str], graders: Sequence[str], runtime: Runtime) -> list[Workload]:
+    try:
+        asked = graders_by_task(graders, specs)
+    except WorkloadError as error:
+        raise InputError(f"{error}") from error
+    return [_workload(spec, runtime, asked.get(name_of_spec(spec))) for spec in specs]
+
+
+def _workload(spec: str, runtime: Runtime, grader: str | None) -> Workload:
+    name = name_of_spec(spec)
     tasks = runtime.bundle.manifest.tasks
     settings = tasks[name if name in tasks else DEFAULT_TASK].sampler
     try:
@@ -135,6 +158,7 @@ def _workload(spec: str, runtime: Runtime) -> Workload:
             steps=settings.steps,
             gen_length=settings.gen_length,
             block_length=settings.block_length,
+            grader=grader,
         )
     except WorkloadError as error:
         raise InputError(f"task {spec!r}: {error}") from error

@@ -161,6 +161,8 @@ def _task(contest: Contest, name: str, choice: Choice, verdict: Verdict | None) 
         "windows": choice.schedule.windows,
         "sampler": sampler.to_json(),
         "says": says,
+        # A record for people; nothing runs what it names.
+        "grader": None if job is None else job.workload.grader,
         "targets": {
             bench.config.target: {
                 "schedule": list(choice.schedule.precisions),

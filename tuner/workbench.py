@@ -10,7 +10,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from calib_data.prompts import Split
-from calib_data.workload import Workload, workload_from_spec
+from calib_data.workload import (
+    Workload,
+    expand_specs,
+    graders_by_task,
+    name_of_spec,
+    workload_from_spec,
+)
 from engines.build import Cache, digest_json
 from engines.errors import InputError
 from engines.manifest import DEFAULT_TASK
@@ -86,7 +92,7 @@ class Workbench:
 
     @property
     def prompts_digest(self) -> str:
-        """Digest of tasks, settings, prompts, and schedules written by hand."""
+        """Digest of tasks, settings, prompts, how they are judged, and schedules by hand."""
         return digest_json(
             [
                 [
@@ -95,7 +101,12 @@ class Workbench:
                     for task, each in of.items()
                 ],
                 *[
-                    [name, job.sampler.to_json(), [asdict(item.prompt) for item in items]]
+                    [
+                        name,
+                        job.sampler.to_json(),
+                        job.workload.grader,
+                        [asdict(item.prompt) for item in items],
+                    ]
                     for name, job in self.jobs.items()
                     for items in (job.calibration, job.tuning, job.test)
                 ],
@@ -118,10 +129,14 @@ def prepare(config: TuneConfig, cache: Cache, say: Callable[[str], None]) -> Wor
     export = export_for(config.export, config.target)
     precisions = _candidates(config, export)
     tokenizer = tokenizer_from_file(export.tokenizer, export.model)
-    specs = config.tasks or own_tasks(export)
+    specs = expand_specs(config.tasks) or own_tasks(export)
+    try:
+        graders = graders_by_task(config.graders, specs)
+    except ValueError as error:
+        raise InputError(f"{error}") from error
     jobs: dict[str, Job] = {}
     for spec in specs:
-        job = _job(spec, config, export, tokenizer)
+        job = _job(spec, config, export, tokenizer, graders.get(name_of_spec(spec)))
         if job.workload.name in jobs:
             raise InputError(f"the task {job.workload.name!r} is given twice; name it once")
         jobs[job.workload.name] = job
@@ -213,32 +228,36 @@ def own_tasks(export: Export) -> tuple[str, ...]:
     files = [name for name, task in export.tasks.items() if task.source != "builtin"]
     if files:
         raise InputError(
-            f"the export was calibrated on prompt files for {', '.join(files)}; name them again, "
-            f"for instance --task {files[0]}=FILE.jsonl"
+            f"the export was calibrated on prompts of your own for {', '.join(files)}; name them "
+            f"again, for instance --task {files[0]}=FILE.jsonl or --task harness:TASK"
         )
     return tuple(export.tasks)
 
 
-def task_of(spec: str, export: Export, windows: int) -> tuple[Workload, SamplerConfig]:
+def task_of(
+    spec: str, export: Export, windows: int, grader: str | None = None
+) -> tuple[Workload, SamplerConfig]:
     """Return a task and how it is denoised: as the export was calibrated, if it was on it.
 
     Args:
         spec: As given to `--task`.
         export: Says which tasks it knows.
         windows: That must each have a pass.
+        grader: As given to `--grader`, or None.
 
     Raises:
         InputError: The task or its file is at fault, the export was not calibrated on a built-in
             one, or there are more windows than passes.
     """
-    name = spec.partition("=")[0]
+    name = name_of_spec(spec)
     known = export.tasks.get(name)
     try:
         if known is None:
-            workload = workload_from_spec(spec)
+            workload = workload_from_spec(spec, grader=grader)
         else:
             workload = workload_from_spec(
                 spec,
+                grader=grader,
                 steps=known.sampler.steps,
                 gen_length=known.sampler.gen_length,
                 block_length=known.sampler.block_length,
@@ -258,8 +277,10 @@ def task_of(spec: str, export: Export, windows: int) -> tuple[Workload, SamplerC
     return workload, sampler
 
 
-def _job(spec: str, config: TuneConfig, export: Export, tokenizer: Tokenizer) -> Job:
-    workload, sampler = task_of(spec, export, export.windows)
+def _job(
+    spec: str, config: TuneConfig, export: Export, tokenizer: Tokenizer, grader: str | None
+) -> Job:
+    workload, sampler = task_of(spec, export, export.windows, grader)
     effort = config.effort
     splits: dict[str, tuple[Item, ...]] = {}
     counts: dict[Split, int] = {
@@ -287,7 +308,10 @@ def items_of(
         InputError: There are none, or one cannot be tokenized or is too long for the export.
     """
     name = workload.name
-    prompts = workload.prompts(split, count, seed)
+    try:
+        prompts = workload.prompts(split, count, seed)
+    except ValueError as error:
+        raise InputError(f"task {name!r}: {error}") from error
     if not prompts:
         raise InputError(
             f"task {name!r} has no {split} prompts; add lines to its file, or set their "
