@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     import onnx
 
 
+# A site's range below it has no scale that a float could divide by.
+_SMALLEST_RANGE = 1e-30
+
+
 @dataclass(frozen=True, kw_only=True)
 class Core:
     """A checkpoint as a graph and the place of its weights.
@@ -158,6 +162,10 @@ def _check_calibration(calibration: Calibration, core: Core, recipe: Recipe) -> 
     missing = sorted({site for _, site in core.sites.values()} - set(calibration.sites))
     if missing:
         raise InputError(f"the calibration lacks the site {missing[0]}; export again")
+    silent = calibration.absmax.max(0) < _SMALLEST_RANGE
+    if silent.any():
+        site = calibration.sites[int(silent.argmax())]
+        raise InputError(f"the calibration has no range for the site {site}; export again")
     rotated = "rotated" if calibration.rotated else "plain"
     if calibration.rotated != recipe.method.rotated:
         raise InputError(

@@ -125,6 +125,7 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
         "identity": identity,
         "complete": not interrupted,
         "candidate": winner.candidate.values(),
+        "quantizer": bench.export.recipe.quantizer,
         "trial": winner.number,
         "trials": len(results),
         "goal": config.goal,

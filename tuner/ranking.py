@@ -25,13 +25,13 @@ def rank_blocks(
 
     Args:
         blocks: Of the denoiser.
-        base: Whose windows, clip and quantizer are used.
+        base: Whose windows, clip and quantizer are used.  Blocks that it keeps in fp32 are not
+            ranked: it may have no integers of theirs.
         engine_of: The quantized engine of a recipe.
         traces: Full-precision trajectories to compare on.
     """
-    harm = []
-    for block in range(blocks):
+    harm = {}
+    for block in sorted(set(range(blocks)) - set(base.keep)):
         others = tuple(other for other in range(blocks) if other != block)
-        recipe = replace(base, keep=others)
-        harm.append(divergence(traces, engine_of(recipe)))
-    return tuple(sorted(range(blocks), key=lambda block: (-harm[block], block)))
+        harm[block] = divergence(traces, engine_of(replace(base, keep=others)))
+    return tuple(sorted(harm, key=lambda block: (-harm[block], block)))

@@ -135,8 +135,27 @@ def test_a_calibration_survives_its_file(tmp_path: Path) -> None:
     read = calibration_from_document(Document(found.to_json(), "x"))
     assert dataclasses.replace(read, absmax=found.absmax) == found
     np.testing.assert_array_equal(read.absmax, found.absmax)
+    turned = dataclasses.replace(found, rotated=True).to_json()
+    assert calibration_from_document(Document(turned, "x")).rotated
+    older = {key: value for key, value in turned.items() if key != "rotated"}
+    assert not calibration_from_document(Document(older, "x")).rotated
     (tmp_path / "c.json").write_text('{"sites": ["x"], "progress": [0.0]}')
     with pytest.raises(InputError, match="absmax"):
         read_calibration(tmp_path / "c.json")
     with pytest.raises(InputError, match="cannot read"):
         read_calibration(tmp_path / "nothing.json")
+
+
+def test_rotated_ranges_are_those_of_rotated_activations(denoiser: Denoiser) -> None:
+    asked = requests(5)
+    plain, turned = (
+        calibrate(denoiser, asked, info(denoiser), rotate=rotate) for rotate in (False, True)
+    )
+    assert (plain.rotated, turned.rotated) == (False, True)
+    assert plain.progress == turned.progress
+    # A block of n channels: the largest becomes at most sqrt(n) of itself, at least 1 / sqrt(n).
+    for at, block in enumerate([32, 32, 32, 8] * 2):
+        ratio = turned.absmax[:, at] / plain.absmax[:, at]
+        assert (ratio < block**0.5 + 1e-3).all()
+        assert (ratio > block**-0.5 - 1e-3).all()
+        assert (np.abs(ratio - 1) > 1e-3).any()

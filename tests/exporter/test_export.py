@@ -104,6 +104,36 @@ def test_two_exports_are_byte_for_byte_the_same(
     assert linked.st_nlink == 1
 
 
+def test_the_quantizer_and_what_it_looks_at_decide_the_export(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    few = {"precisions": ("w4a4",), "tasks": ("edit",), "prompts": 2}
+    weights, requests = {}, {}
+    for name, changes in {
+        "rtn": {},
+        "rtn, other states": {"states": 7},
+        "gptq": {"recipe": Recipe(windows=3, quantizer="gptq")},
+        "gptq, few states": {"recipe": Recipe(windows=3, quantizer="gptq"), "states": 7},
+        "hadamard": {"recipe": Recipe(windows=3, quantizer="gptq-hadamard")},
+    }.items():
+        made = read_export(export(small_export(checkpoint, tmp_path / name, **few, **changes)))
+        weights[name] = made.files["weights/w4.safetensors"].sha256
+        requests[name] = made.request
+    for found in (weights, requests):
+        assert found["rtn"] == found["rtn, other states"]
+        assert len(set(found.values())) == 4
+
+
+def test_a_calibrated_export_is_byte_for_byte_repeatable(
+    rotated_export: Export, checkpoint: Path, tmp_path: Path
+) -> None:
+    recipe = Recipe(windows=3, quantizer="gptq-hadamard")
+    precisions = ("int8", "w4a4", "w16a16")
+    changes = {"recipe": recipe, "precisions": precisions, "states": 40}
+    out = export(small_export(checkpoint, tmp_path / "AGAIN", **changes))
+    assert digests(out) == digests(rotated_export.folder)
+
+
 def test_large_weights_are_linked_even_through_symbolic_links(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,5 +245,7 @@ def test_a_folder_of_something_else_is_never_replaced(checkpoint: Path, tmp_path
 def test_a_config_checks_itself() -> None:
     with pytest.raises(ValueError, match="prompts >= 1"):
         ExportConfig(model=Path(), out=Path(), prompts=0)
+    with pytest.raises(ValueError, match="states >= 1"):
+        ExportConfig(model=Path(), out=Path(), states=0)
     with pytest.raises(ValueError, match="target must be one of"):
         ExportConfig(model=Path(), out=Path(), target="tpu")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engines.errors import InputError
-from exporter.folder import Export, Recipe, read_export
+from exporter.folder import QUANTIZERS, Export, Recipe, read_export
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,18 @@ def test_an_impossible_recipe_is_a_mistake_of_the_caller(values: dict[str, objec
 def test_an_unknown_graph_is_named_with_the_ones_there_are(exported: Export) -> None:
     with pytest.raises(InputError, match=r"no graph 'w4a3\.serve', only fp32\.serve"):
         exported.path("w4a3.serve")
+
+
+def test_the_recipe_s_quantizer_is_read_back_and_an_unknown_one_refused(
+    rotated_export: Export, tmp_path: Path
+) -> None:
+    assert rotated_export.recipe.method == QUANTIZERS[2]
+    assert [each.name for each in QUANTIZERS] == ["rtn", "gptq", "gptq-hadamard"]
+    folder = tmp_path / "EXPORT"
+    shutil.copytree(rotated_export.folder, folder)
+    plain = json.loads((folder / "export.json").read_text())
+    assert plain["recipe"]["quantizer"] == "gptq-hadamard"
+    plain["recipe"]["quantizer"] = "awq"
+    (folder / "export.json").write_text(json.dumps(plain))
+    with pytest.raises(InputError, match=r"must be one of rtn, gptq.*export again"):
+        read_export(folder)

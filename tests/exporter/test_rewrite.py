@@ -16,10 +16,12 @@ from engines.ort import OrtBackend, OrtOptions
 from exporter.calibrate import read_calibration, window_scales
 from exporter.denoiser import Denoiser
 from exporter.folder import Export
-from exporter.framework import TorchBackend
+from exporter.framework import TorchBackend, rotated_tensor
+from exporter.hadamard import hadamard, rotated
 from exporter.names import linear_from_key, sites_of_blocks
 from exporter.parity import engine_of
-from exporter.quantize import quantize_channels, quantize_groups
+from exporter.quantize import quantize_channels, quantize_groups, quantized_name, scale_name
+from exporter.weights import Stored, floats, mapped, read_header
 from tests.exporter.test_graph import states
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "attn_out", "ff_gate", "ff_up", "ff_down")
@@ -168,3 +170,67 @@ def test_what_is_never_quantized_stays(exported: Export) -> None:
 def test_scales_are_the_largest_magnitudes_of_the_windows(exported: Export) -> None:
     calibration = read_calibration(exported.folder / "calibration.json")
     np.testing.assert_allclose(scales_of(exported), window_scales(calibration, 3, 1.0), rtol=1e-6)
+
+
+def test_a_rotated_graph_computes_the_same_function(rotated_export: Export) -> None:
+    full = engine_of(rotated_export, "fp32.trace").logits(*GIVEN)
+    fine = engine_of(rotated_export, "w16a16.trace").logits(*GIVEN)
+    coarse = engine_of(rotated_export, "w4a4.trace").logits(*GIVEN)
+    assert np.abs(fine - full).mean() < 1e-3 * np.abs(coarse - full).mean()
+    np.testing.assert_allclose(fine, full, atol=5e-3)
+
+
+def of_layer(stored: dict[str, Stored], block: int, layer: str) -> np.ndarray:
+    """Return the weight [out, in] that an int8 file's integers stand for, turned back."""
+    name = f"model.transformer.blocks.{block}.{LLADA.get(layer, layer)}.weight"
+    integers = stored[quantized_name(name)]
+    values = mapped(integers).view(np.int8).reshape(integers.shape)
+    return rotated(np.ascontiguousarray((values * floats(stored[scale_name(name)])).T))
+
+
+def test_a_rotated_int8_graph_rounds_rotated_activations(
+    rotated_export: Export, denoiser: Denoiser
+) -> None:
+    calibration = read_calibration(rotated_export.folder / "calibration.json")
+    assert calibration.rotated
+    scales = window_scales(calibration, 3, 1.0)
+    np.testing.assert_allclose(scales_of(rotated_export), scales, rtol=1e-6)
+    by_site = dict(zip(sites_of_blocks(2), scales.max(0).tolist(), strict=True))
+    stored = read_header(rotated_export.folder / "weights/int8.safetensors")
+
+    def source(site: str, x: Tensor) -> Tensor:
+        steps = (rotated_tensor(x) / by_site[site]).round().clamp(-128, 127)
+        return rotated_tensor(steps * by_site[site])
+
+    wanted = rounded(denoiser, lambda values: values, source)
+    for number, block in enumerate(wanted._denoiser.blocks):
+        for layer in LINEARS:
+            weight = torch.from_numpy(of_layer(stored, number, layer))
+            getattr(block, layer).weight = nn.Parameter(weight, requires_grad=False)
+    full = TorchBackend(denoiser).logits(*GIVEN)
+    answer = wanted.logits(*GIVEN)
+    cost = np.abs(answer - full).mean()
+    assert cost > 1e-2
+    got = engine_of(rotated_export, "int8.all.trace").logits(*GIVEN)
+    assert np.abs(got - answer).mean() < 0.03 * cost
+
+
+@pytest.mark.parametrize("graph", ["int8.serve", "int8.w1.serve", "int8.all.trace"])
+def test_every_product_of_a_rotated_graph_is_executed_in_integers(
+    graph: str, rotated_export: Export
+) -> None:
+    built = engine_of(rotated_export, graph, read_back=True).built
+    assert sum(count for kernel, count in built.items() if "int8)" in kernel) == 2 * len(LINEARS)
+
+
+def test_a_rotation_stands_once_a_size_with_the_weights(rotated_export: Export) -> None:
+    for family in ("int8", "w4", "w16"):
+        stored = read_header(rotated_export.folder / f"weights/{family}.safetensors")
+        matrices = {name: floats(s) for name, s in stored.items() if name.startswith("rotation")}
+        assert set(matrices) == {"rotation.8", "rotation.32"}  # of widths 40 and 32
+        for matrix in matrices.values():
+            np.testing.assert_array_equal(matrix, hadamard(len(matrix)))
+    for name in ("int8.serve", "w4a4.trace"):
+        graph = onnx.load(str(rotated_export.path(name)), load_external_data=False).graph
+        found = [i for i in graph.initializer if i.name.startswith("rotation")]
+        assert [i.data_location for i in found] == [onnx.TensorProto.EXTERNAL] * 2

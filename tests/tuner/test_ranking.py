@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -55,7 +57,9 @@ def test_the_block_that_diverges_most_alone_comes_first_and_ties_go_to_the_lowes
         (alone,) = set(range(len(harms))) - set(recipe.keep)
         return engine("int8", harms[alone])
 
-    base = Recipe(windows=2, clip=0.9)
+    base = Recipe(windows=2, clip=0.9, quantizer="gptq")
     assert rank_blocks(len(harms), base, engine_of, traces) == ranks
     assert len(asked) == len(harms)
-    assert all((recipe.windows, recipe.clip) == (2, 0.9) for recipe in asked)
+    assert all(replace(recipe, keep=()) == base for recipe in asked)
+    kept = replace(base, keep=(1,))
+    assert rank_blocks(len(harms), kept, engine_of, traces) == tuple(b for b in ranks if b != 1)
