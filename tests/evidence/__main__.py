@@ -34,6 +34,7 @@ from tests.evidence.choices import (
 )
 from tests.evidence.config import FULL, QUICK, ROOT, EvidenceConfig
 from tests.evidence.executed import executed
+from tests.evidence.statistics import pearson, spearman
 from tests.evidence.study import Say, Study, exported, studies
 from tuner.folder import write_json
 
@@ -182,8 +183,8 @@ def _quantizer(
         if task is not None:
             own = (chosen[task].gains[DEFAULT_PROXY][:, -1], single[task]["accuracy"].mean(axis=0))
             r = {
-                "pearson_mean": headline.pearson(*own),
-                "spearman_mean": headline.spearman(*own),
+                "pearson_mean": pearson(*own),
+                "spearman_mean": spearman(*own),
             }
         names = ("dp_minus_uniform", "dp_minus_random", "dp_minus_bisection", "uniform_loss")
         return {

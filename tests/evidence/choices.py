@@ -140,6 +140,10 @@ def chosen_for(study: Study, task: str) -> Chosen:
         found[f"dp on {proxy}"] = at(gain, LEVELS, config.mean_bits)
     for budget in config.budgets:
         found[f"dp at {budget:g}"] = at(gains[DEFAULT_PROXY], LEVELS, budget)
+    read = study.tables(task, LEVELS, windows, base=BASE, scored=True)
+    gains["kl*influence, scored"] = gain_table(study, read, LEVELS, BASE)
+    for budget in (*config.budgets, config.mean_bits):
+        found[f"scored dp at {budget:g}"] = at(gains["kl*influence, scored"], LEVELS, budget)
     six = gain_table(study, tables, SIX_LEVELS, BASE)
     found["dp of six levels"] = at(six, SIX_LEVELS, config.mean_bits)
     measured = measured_gains(study, task, LEVELS, BASE, windows)

@@ -33,7 +33,8 @@ from exporter.plant import PlantConfig, plant_checkpoint
 from tests.evidence.config import EvidenceConfig
 from tuner.costs import Costs
 from tuner.evaluate import EVALUATION_BATCH, Answers, Fleet, Item, answer_all, graded, sampler_of
-from tuner.sensitivity import PromptTables, prompt_tables
+from tuner.sensitivity import Influence, PromptTables, prompt_tables
+from tuner.tables import Question, answered, scored_positions
 from tuner.workshop import engine_spec
 
 Say = Callable[[str], None]
@@ -153,54 +154,39 @@ class Study:
         windows: int,
         *,
         base: str,
-        influence: str = "remask",
+        influence: Influence = "remask",
         sampler: SamplerConfig | None = None,
+        scored: bool = False,
     ) -> PromptTables:
         """Return a task's sensitivity by prompt, with moves, on its calibration prompts."""
-        fleet = self.fleet
-        key = digest_json(
-            {
-                "kind": "evidence",
-                "engines": [fleet.keys[name] for name in (*names, FULL_PRECISION.name)],
-                "names": list(names),
-                "windows": windows,
-                "base": base,
-                "influence": influence,
-                "sampler": asdict(sampler or self.prompts[task].sampler),
-                "prompts": [
-                    item.ids
-                    for item in self.prompts[task].items("calibration", self.config.calibration)
-                ],
-            }
-        )
-        kept = self.cache.get("sensitivity", key)
-        if kept is None:
-            found = prompt_tables(
+        fleet, prompts = self.fleet, self.prompts[task]
+        read = scored_positions(prompts.workload, self.folder.model.eos_id) if scored else None
+
+        def measured() -> PromptTables:
+            return prompt_tables(
                 self.recorded(task, sampler),
                 {name: fleet.engines[name] for name in names},
                 fleet.engines[FULL_PRECISION.name],
                 windows=windows,
                 model=self.folder.model,
                 influence=influence,
-                target=base,
+                target=base if influence == "counterfactual" else None,
+                scored=read,
                 with_moves=True,
             )
-            kept = {
-                "kl": found.kl.tolist(),
-                "flips": found.flips.tolist(),
-                "moves": found.moves.tolist() if found.moves is not None else None,
-                "influence": found.influence.tolist(),
-                "rows": found.rows,
-            }
-            self.cache.put("sensitivity", key, kept)
-        return PromptTables(
-            precisions=tuple(names),
-            kl=np.array(kept["kl"]),
-            flips=np.array(kept["flips"]),
-            moves=np.array(kept["moves"]),
-            influence=np.array(kept["influence"]),
-            rows=kept["rows"],
+
+        question = Question(
+            engines={name: fleet.keys[name] for name in names},
+            full=fleet.keys[FULL_PRECISION.name],
+            sampler=sampler or prompts.sampler,
+            windows=windows,
+            prompts=[item.ids for item in prompts.items("calibration", self.config.calibration)],
+            influence=influence,
+            target=base if influence == "counterfactual" else None,
+            scored=f"read {prompts.workload.scored}" if scored else "all",
+            with_moves=True,
         )
+        return answered(question, self.cache, measured)
 
     def answers(
         self,
@@ -322,6 +308,7 @@ def exported(
             recipe=Recipe(windows=config.windows, quantizer=quantizer),
             tasks=config.tasks,
             seed=config.seed,
+            force=True,
         )
     )
     return read_export(out)
