@@ -5,6 +5,8 @@
 #   make test-slow              what takes long, or needs a server, a browser or an install
 #   make lint                   ruff and mypy
 #   make bench [FIGURE=NAME]    one JSON object a line
+#   make evaluate               the evidence: RESULTS.md, results.json, figures; resumable
+#                               (QUICK=1: small, into evidence/out; MODEL=FOLDER TASKS="A B": yours)
 #   make readme                 write the tree of files into README.md
 #   make clean                  remove all that the others made
 #
@@ -23,7 +25,7 @@ HARNESS := $(VENV)/harness-installed
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: demo test test-slow lint bench readme clean
+.PHONY: demo test test-slow lint bench evaluate readme clean
 
 STARTED := $(shell date +%s)
 
@@ -86,9 +88,13 @@ lint: $(INSTALLED)
 bench: $(INSTALLED) demo/bundle/manifest.json
 	@$(PY) -m tests.bench $(FIGURE)
 
+evaluate: $(INSTALLED)
+	$(PY) -m tests.evidence $(if $(QUICK),--quick) $(if $(MODEL),--model "$(MODEL)") \
+	    $(foreach task,$(TASKS),--task "$(task)")
+
 readme: $(INSTALLED)
 	$(PY) -m tests.readme
 
 clean:
-	rm -rf $(VENV) demo dist .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) demo evidence dist .pytest_cache .ruff_cache .mypy_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -110,6 +110,12 @@ def run(config: EvidenceConfig, work: Path, out: Path, say: Say) -> dict[str, An
     results["further"] = _further(main_study, *chosen[config.main], say)
     say("engines")
     results["engines"] = _engines(config, found, work, cache)
+    for name, entry in results["quantizers"].items():
+        saved = results["engines"][f"planted {name}"]
+        entry["all"]["latency_saved"] = saved["latency_saved"]
+        for task, each in entry["tasks"].items():
+            own = saved["tasks"][task]
+            each["latency_saved"] = own["latency_saved"] if own["claimed"] else None
     progress.close()
     spent = work / "seconds.json"
     before = json.loads(spent.read_text("utf-8")) if spent.exists() else []
@@ -207,6 +213,9 @@ def _quantizer(
         "tasks": {
             task: {
                 **entry(task),
+                "verdict_regret": verdicts["tasks"][task]["verdict_regret"],
+                "false_mixed": verdicts["tasks"][task]["false_mixed"],
+                "transfer_diagonal_wins": cross["wins"][task],
                 "verdict": each.verdict,
                 "rows": tables[task],
                 "correlations": headline.correlations(study, each, single[task]),

@@ -5,8 +5,22 @@ Every number comes from the results; the sentences around them are chosen by the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
+
+from tests.evidence.further import further
+from tests.evidence.wording import (
+    at_least,
+    at_most,
+    bits,
+    direction,
+    met,
+    milliseconds,
+    number,
+    points,
+    table,
+    yes,
+)
 
 QUESTIONS = """\
 Questions fixed before anything was run: (a) where the bits go, against the same bits elsewhere:
@@ -47,7 +61,7 @@ def text(results: Mapping[str, Any]) -> str:
     for name, entry in quantizers.items():
         parts += [f"### {name}\n", _cross(entry["cross_tasks"])]
     parts += ["## Verdicts over calibrations drawn again\n", _verdicts(quantizers)]
-    parts += [_further(results["further"])]
+    parts += [further(results["further"])]
     parts += ["## On engines\n", _engines(results["engines"])]
     parts += [
         f"\nComputed in {sum(seconds):.0f} s over {len(seconds)} run(s) of the command; answers "
@@ -81,13 +95,13 @@ def _answers(results: Mapping[str, Any]) -> str:
     rows = [
         [
             name,
-            _points(entry["all"]["uniform_loss"]),
-            _points(entry["all"]["dp_minus_random"]),
-            _points(entry["all"]["dp_minus_uniform"]),
-            _points(entry["differences"]["refined_minus_uniform"]["all"]),
-            _bits(entry["all"]["bits_at_uniform_quality"]),
-            _number(entry["all"]["pearson_mean"]),
-            _number(entry["all"]["spearman_mean"]),
+            points(entry["all"]["uniform_loss"]),
+            points(entry["all"]["dp_minus_random"]),
+            points(entry["all"]["dp_minus_uniform"]),
+            points(entry["differences"]["refined_minus_uniform"]["all"]),
+            bits(entry["all"]["bits_at_uniform_quality"]),
+            number(entry["all"]["pearson_mean"]),
+            number(entry["all"]["spearman_mean"]),
             f"{entry['all']['verdict_regret']:.2f}",
             f"{100 * entry['all']['false_mixed']:.0f} %",
             f"{100 * entry['all']['transfer_diagonal_wins']:.0f} %",
@@ -107,7 +121,7 @@ def _answers(results: Mapping[str, Any]) -> str:
         "false mixed",
         "(f) diagonal wins",
     ]
-    return "\n".join([_table(header, rows), _sentences(results)])
+    return "\n".join([table(header, rows), _sentences(results)])
 
 
 def _sentences(results: Mapping[str, Any]) -> str:
@@ -121,19 +135,19 @@ def _sentences(results: Mapping[str, Any]) -> str:
             if 3.0 <= each["uniform_loss"]["mean"] <= 30.0
         }
         own = ", ".join(
-            f"{task} {_points(each['dp_minus_uniform'])}" for task, each in within.items()
+            f"{task} {points(each['dp_minus_uniform'])}" for task, each in within.items()
         )
         lines += [
-            f"- **{name}** (a) {_met(random['mean'] >= 10.0)}: {_points(random)}; shown to be "
-            f"above 0: {_yes(random['low'] > 0)}.",
+            f"- **{name}** (a) {met(random['mean'] >= 10.0)}: {points(random)}; shown to be "
+            f"above 0: {yes(random['low'] > 0)}.",
             f"  (b) where uniform loses 3 to 30 points: {own or 'no task'}; over all tasks "
-            f"{_points(uniform)}: {_direction(uniform)}.",
-            f"  (c) {_met(_at_most(whole['bits_at_uniform_quality'], 3.5))}: "
-            f"{_bits(whole['bits_at_uniform_quality'])} mean bits.  "
-            f"(d) {_met(_at_least(whole['pearson_mean'], 0.9))}: r = "
-            f"{_number(whole['pearson_mean'])}.  "
-            f"(e) regret {_met(whole['verdict_regret'] <= 0.5)}, false mixed "
-            f"{_met(whole['false_mixed'] <= 0.05)}.  "
+            f"{points(uniform)}: {direction(uniform)}.",
+            f"  (c) {met(at_most(whole['bits_at_uniform_quality'], 3.5))}: "
+            f"{bits(whole['bits_at_uniform_quality'])} mean bits.  "
+            f"(d) {met(at_least(whole['pearson_mean'], 0.9))}: r = "
+            f"{number(whole['pearson_mean'])}.  "
+            f"(e) regret {met(whole['verdict_regret'] <= 0.5)}, false mixed "
+            f"{met(whole['false_mixed'] <= 0.05)}.  "
             f"(f) {100 * whole['transfer_diagonal_wins']:.0f} % of tasks do best with their own "
             f"schedule.",
         ]
@@ -171,7 +185,7 @@ def _schedules(entry: Mapping[str, Any]) -> str:
             row.append("-" if found is None else _cell(found))
         body.append(row)
     body.append(["permuted, mean", *(_permuted(entry["tasks"][task]["rows"]) for task in tasks)])
-    return _table(["schedule", *tasks], body)
+    return table(["schedule", *tasks], body)
 
 
 def _cell(row: Mapping[str, Any]) -> str:
@@ -179,7 +193,7 @@ def _cell(row: Mapping[str, Any]) -> str:
     own = strip if len(row["schedule"]) > 1 else "-"
     gap = row["minus_uniform"]
     ends = f"[{gap['low']:+.1f}, {gap['high']:+.1f}]"
-    return f"{own} {_points(row['accuracy'])} d {gap['mean']:+.1f} {ends}"
+    return f"{own} {points(row['accuracy'])} d {gap['mean']:+.1f} {ends}"
 
 
 def _permuted(rows: Mapping[str, Any]) -> str:
@@ -192,8 +206,8 @@ def _permuted(rows: Mapping[str, Any]) -> str:
 
 
 def _all_rows(entry: Mapping[str, Any]) -> str:
-    rows = [[name, _points(each["all"])] for name, each in entry["differences"].items()]
-    return _table(["paired difference, mean over tasks", "points"], rows)
+    rows = [[name, points(each["all"])] for name, each in entry["differences"].items()]
+    return table(["paired difference, mean over tasks", "points"], rows)
 
 
 def _proxies(entry: Mapping[str, Any]) -> str:
@@ -209,21 +223,21 @@ def _proxies(entry: Mapping[str, Any]) -> str:
         row.append(
             "-"
             if whole is None
-            else f"{_number(whole['accuracy']['pearson_mean'])}; "
-            f"{_number(whole['agreement']['pearson_mean'])} "
-            f"(rank {_number(whole['accuracy']['spearman_mean'])})"
+            else f"{number(whole['accuracy']['pearson_mean'])}; "
+            f"{number(whole['agreement']['pearson_mean'])} "
+            f"(rank {number(whole['accuracy']['spearman_mean'])})"
         )
         rows.append(row)
     ceiling = ["reliability of the measured gains"]
     for task in tasks:
         found = entry["tasks"][task]["correlations"]["reliability"]
-        ceiling.append(f"{_number(found['accuracy'])}; {_number(found['agreement'])}")
+        ceiling.append(f"{number(found['accuracy'])}; {number(found['agreement'])}")
     additivity = ["sum of single gains / joint gain, points"]
     for task in tasks:
         found = entry["tasks"][task]["correlations"]["additivity"]["accuracy"]
         additivity.append(f"{found['sum']:.1f} / {found['joint']:.1f}")
     body = [*rows, [*ceiling, ""], [*additivity, ""]]
-    return "Pearson's r with gains of accuracy; of agreement with full precision.\n\n" + _table(
+    return "Pearson's r with gains of accuracy; of agreement with full precision.\n\n" + table(
         ["proxy", *tasks, "mean"], body
     )
 
@@ -242,7 +256,7 @@ def _cross(found: Mapping[str, Any]) -> str:
     ]
     return (
         f"Accuracy of the schedule of each column on the task of each row, first {found['n']} "
-        "test prompts.\n\n" + _table(["task", *names], rows)
+        "test prompts.\n\n" + table(["task", *names], rows)
     )
 
 
@@ -252,7 +266,7 @@ def _verdicts(quantizers: Mapping[str, Any]) -> str:
             name,
             found["verdicts"],
             found["mixed"],
-            _points(found["verdict_regret"]),
+            points(found["verdict_regret"]),
             f"{found['largest_regret']:.1f}",
             f"{100 * found['false_mixed']:.1f} %",
             f"{100 * found['false_mixed_shown']:.1f} %",
@@ -269,108 +283,7 @@ def _verdicts(quantizers: Mapping[str, Any]) -> str:
         "mixed where uniform was better",
         "and shown to be",
     ]
-    return _table(header, rows)
-
-
-def _further(found: Mapping[str, Any]) -> str:
-    parts = [
-        f"## Further experiments ({found['quantizer']})\n",
-        "### Levels 4, 8, 16 at 8.00 bits, 8-bit weights\n",
-    ]
-    eight = found["eight_bits"]
-    rows = [
-        [
-            task,
-            "".join({"w8a4": "4", "w8a8": "8", "w8a16": "F"}[name] for name in each["schedule"]),
-            f"{each['full']:.1f}",
-            f"{each['uniform']:.1f}",
-            f"{each['random']:.1f}",
-            f"{each['dp']:.1f}",
-            _points(each["dp_minus_uniform"]),
-        ]
-        for task, each in eight["tasks"].items()
-    ]
-    parts.append(
-        _table(
-            ["task", "schedule (F: 16)", "full", "uniform", "permuted", "DP", "DP - uniform"], rows
-        )
-    )
-    parts.append(
-        f"Over all tasks: DP - uniform {_points(eight['dp_minus_uniform'])}, DP - permuted "
-        f"{_points(eight['dp_minus_random'])}.\n"
-    )
-    parts.append("### Number of calibration prompts\n")
-    parts.append(
-        _table(
-            ["prompts", "r with all", "least r", "accuracy against all prompts"],
-            [
-                [
-                    size,
-                    _number(each["pearson"]),
-                    _number(each["pearson_least"]),
-                    _points(each["minus_all_prompts"]),
-                ]
-                for size, each in found["calibration_sizes"].items()
-            ],
-        )
-    )
-    parts.append("![](results/calibration.svg)\n")
-    parts.append("### Number of windows\n")
-    parts.append(
-        _table(
-            ["windows", "DP - uniform", "DP - permuted"],
-            [
-                [windows, _points(each["dp_minus_uniform"]), _points(each["dp_minus_random"])]
-                for windows, each in found["windows"].items()
-            ],
-        )
-    )
-    parts.append("### Other samplers: schedules found with 2 tokens a step, and found anew\n")
-    samplers = {**found["tokens_a_step"], **found["threshold"]}
-    parts.append(
-        _table(
-            [
-                "sampler",
-                "2-token schedule - uniform",
-                "- permuted",
-                "own schedule - uniform",
-                "2-token - own",
-                "bits as run (2-token, own)",
-                "passes",
-            ],
-            [
-                [
-                    name,
-                    _points(each["fixed_minus_uniform"]),
-                    _points(each["fixed_minus_random"]),
-                    _points(each["own_minus_uniform"]),
-                    _points(each["fixed_minus_own"]),
-                    f"{each['bits_as_run']['fixed']:.2f}, {each['bits_as_run']['own']:.2f}",
-                    f"{each['bits_as_run']['passes']:.1f}",
-                ]
-                for name, each in samplers.items()
-            ],
-        )
-    )
-    for name, gap in found["threshold_reverse"].items():
-        parts.append(
-            f"The reverse, schedules found under {name} and run with fixed steps: "
-            f"{_points(gap)} against uniform.\n"
-        )
-    scales = found["static_scales"]
-    parts.append("### One static int8 scale set, or one a window\n")
-    parts.append(
-        _table(
-            ["task", "one set", "one a window"],
-            [
-                [task, f"{each['shared']:.1f}", f"{each['window']:.1f}"]
-                for task, each in scales["tasks"].items()
-            ],
-        )
-    )
-    parts.append(f"One a window minus one set: {_points(scales['window_minus_shared'])}.\n")
-    parts.append("![](results/bits.svg)\n![](results/high_windows.svg)\n")
-    return "\n".join(parts)
+    return table(header, rows)
 
 
 def _engines(found: Mapping[str, Any]) -> str:
@@ -387,11 +300,11 @@ def _engines(found: Mapping[str, Any]) -> str:
                 [
                     task,
                     strip,
-                    _milliseconds(each["ms"]["shipped"]),
-                    _milliseconds(each["ms"]["fp32"]),
-                    _milliseconds(each["ms"]["int8"]),
-                    _points(each["loss_shipped"]),
-                    _points(each["loss_int8"]),
+                    milliseconds(each["ms"]["shipped"]),
+                    milliseconds(each["ms"]["fp32"]),
+                    milliseconds(each["ms"]["int8"]),
+                    points(each["loss_shipped"]),
+                    points(each["loss_int8"]),
                     f"{100 * each['latency_saved']:.1f} %"
                     + ("" if each["claimed"] else " (not claimed)"),
                 ]
@@ -406,51 +319,5 @@ def _engines(found: Mapping[str, Any]) -> str:
             "int8 loses",
             "saved against fp32",
         ]
-        parts += [f"### {name}\n", _table(header, rows)]
+        parts += [f"### {name}\n", table(header, rows)]
     return "\n".join(parts)
-
-
-def _milliseconds(interval: Mapping[str, float]) -> str:
-    return f"{interval['mean']:.1f} [{interval['low']:.1f}, {interval['high']:.1f}]"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
-
-
-def _points(interval: Mapping[str, float]) -> str:
-    return f"{interval['mean']:.1f} [{interval['low']:.1f}, {interval['high']:.1f}]"
-
-
-def _number(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.2f}"
-
-
-def _bits(value: float | None) -> str:
-    return "none" if value is None else f"{value:.2f}"
-
-
-def _met(met: bool) -> str:
-    return "met" if met else "missed"
-
-
-def _yes(true: bool) -> str:
-    return "yes" if true else "no"
-
-
-def _at_most(value: float | None, bound: float) -> bool:
-    return value is not None and value <= bound
-
-
-def _at_least(value: float | None, bound: float) -> bool:
-    return value is not None and value >= bound
-
-
-def _direction(interval: Mapping[str, float]) -> str:
-    if interval["low"] > 0:
-        return "better, shown"
-    if interval["high"] < 0:
-        return "worse, shown"
-    return "not told apart"

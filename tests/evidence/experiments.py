@@ -44,11 +44,14 @@ def cross_tasks(study: Study, schedules: Mapping[str, Schedule]) -> dict[str, An
             name: 100.0 * float(right[each].mean()) for name, each in schedules.items()
         }
     others = [name for name in schedules if name in matrix]
-    wins = [matrix[task][task] >= max(matrix[task][other] for other in others) for task in matrix]
+    wins = {
+        task: matrix[task][task] >= max(matrix[task][other] for other in others) for task in matrix
+    }
     return {
         "accuracy": matrix,
         "schedules": {name: list(each.precisions) for name, each in schedules.items()},
-        "transfer_diagonal_wins": float(np.mean(wins)),
+        "wins": wins,
+        "transfer_diagonal_wins": float(np.mean(list(wins.values()))),
         "n": count,
     }
 
@@ -60,45 +63,52 @@ def resampled_verdicts(study: Study) -> dict[str, Any]:
     draw; what ships is compared with uniform and with the allocation on test prompts.
     """
     config = study.config
-    rng = np.random.default_rng(config.seed)
     regret: dict[str, Reals] = {}
-    lost, mixed, wrong, shown = [], 0, 0, 0
-    seen: dict[str, dict[str, int]] = {}
+    tasks: dict[str, dict[str, Any]] = {}
     for task in study.prompts:
-        tables = study.tables(task, SIX_LEVELS, config.windows, base=BASE)
-        uniform = Schedule.uniform(BASE, config.windows)
-        by_prompt = []
-        for _ in range(config.resamples):
-            prompts = rng.multinomial(
-                config.calibration, np.full(config.calibration, 1 / config.calibration)
-            )
-            rows = rng.integers(0, config.tuning, config.tuning)
-            gain = gain_table(
-                study, tables, LEVELS, BASE, weights=(prompts / config.calibration)[None]
-            )[0]
-            own = allocated(study, task, gain, LEVELS, config.mean_bits)
-            shipped = verdict(study, task, gain, rows, refinements=1)
-            right = study.right(task, "test", config.rest, [uniform, own, shipped])
-            best = max(right[uniform].mean(), right[own].mean())
-            lost.append(100.0 * float(best - right[shipped].mean()))
-            by_prompt.append(best - right[shipped])
-            if not shipped.is_uniform:
-                gap = paired_interval(right[shipped], right[uniform], config.seed)
-                mixed += 1
-                wrong += gap.mean < 0
-                shown += gap.high < 0
-            names = seen.setdefault(task, {})
-            key = " ".join(shipped.precisions)
-            names[key] = names.get(key, 0) + 1
-        regret[task] = np.mean(by_prompt, axis=0)
-    verdicts = len(lost)
+        regret[task], tasks[task] = _verdicts_of(study, task)
+    verdicts = config.resamples * len(tasks)
     return {
         "verdict_regret": points(mean_over_tasks(regret, config.seed)),
-        "largest_regret": max(lost),
+        "largest_regret": max(each["largest_regret"] for each in tasks.values()),
         "verdicts": verdicts,
+        "mixed": sum(each["mixed"] for each in tasks.values()),
+        "false_mixed": sum(each["wrong"] for each in tasks.values()) / verdicts,
+        "false_mixed_shown": sum(each["shown_wrong"] for each in tasks.values()) / verdicts,
+        "tasks": tasks,
+    }
+
+
+def _verdicts_of(study: Study, task: str) -> tuple[Reals, dict[str, Any]]:
+    """Return a task's mean regret by prompt [N], and what its verdicts were."""
+    config = study.config
+    rng = np.random.default_rng([config.seed, list(study.prompts).index(task)])
+    tables = study.tables(task, SIX_LEVELS, config.windows, base=BASE)
+    uniform = Schedule.uniform(BASE, config.windows)
+    count = config.calibration
+    lost: list[Reals] = []
+    mixed, wrong, shown = 0, 0, 0
+    seen: dict[str, int] = {}
+    for _ in range(config.resamples):
+        weights = rng.multinomial(count, np.full(count, 1.0 / count)) / count
+        rows = rng.integers(0, config.tuning, config.tuning)
+        gain = gain_table(study, tables, LEVELS, BASE, weights=weights[None])[0]
+        own = allocated(study, task, gain, LEVELS, config.mean_bits)
+        shipped = verdict(study, task, gain, rows, refinements=1)
+        right = study.right(task, "test", config.rest, [uniform, own, shipped])
+        lost.append(max(right[uniform], right[own], key=np.mean) - right[shipped])
+        if not shipped.is_uniform:
+            gap = paired_interval(right[shipped], right[uniform], config.seed)
+            mixed, wrong, shown = mixed + 1, wrong + (gap.mean < 0), shown + (gap.high < 0)
+        key = " ".join(shipped.precisions)
+        seen[key] = seen.get(key, 0) + 1
+    return np.mean(lost, axis=0), {
+        "verdict_regret": 100.0 * float(np.mean(lost)),
+        "largest_regret": 100.0 * max(float(each.mean()) for each in lost),
         "mixed": mixed,
-        "false_mixed": wrong / verdicts,
-        "false_mixed_shown": shown / verdicts,
+        "wrong": int(wrong),
+        "shown_wrong": int(shown),
+        "false_mixed": float(wrong) / config.resamples,
         "shipped": seen,
     }
 
