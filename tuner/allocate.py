@@ -136,9 +136,13 @@ def allocate(gain: Reals, costs: Costs, budget: Budget, front_limit: int = FRONT
         reason += f"; the search was cut off, and another may gain up to {short_of:.3g} nats more"
     others = [point for point in (top, *uniform) if point.indices != chosen.indices]
     second = max(others, key=lambda point: point.gain, default=None)
-    second, _ = problem.best(budget, second, avoid=chosen, hints=[top])
+    second, second_short = problem.best(budget, second, avoid=chosen, hints=[top])
+    prices, prices_short = problem.prices(top)
+    for what, short in (("runner-up", second_short), ("prices", prices_short)):
+        if short > problem.tie:
+            reason += f"; the search for the {what} was cut off, up to {short:.3g} nats short"
     front, complete = problem.front(front_limit, [chosen, *uniform])
-    return Allocation(chosen, reason, second, problem.prices(top), front, complete)
+    return Allocation(chosen, reason, second, prices, front, complete)
 
 
 def _choose(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -126,7 +127,7 @@ def _lowest(planes: Reals, before: tuple[float, float, float]) -> tuple[float, f
         return before
     normal = np.concatenate((planes[:-1, 1:] - (a, b), [(-1, 0), (0, -1), (1, 0), (0, 1)]))
     limit = np.concatenate((height - planes[:-1, 0], [0.0, 0.0, _HIGHEST_PRICE, _HIGHEST_PRICE]))
-    i, j = np.triu_indices(len(limit), 1)
+    i, j = _pairs(len(limit))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         across = normal[i, 0] * normal[j, 1] - normal[i, 1] * normal[j, 0]
         bit = (limit[i] * normal[j, 1] - limit[j] * normal[i, 1]) / across
@@ -134,10 +135,16 @@ def _lowest(planes: Reals, before: tuple[float, float, float]) -> tuple[float, f
         corner = np.isfinite(bit) & np.isfinite(ms)
         bit, ms = bit[corner], ms[corner]
         slack = 1e-9 * (1.0 + np.abs(limit))
-        inside = (np.outer(bit, normal[:, 0]) + np.outer(ms, normal[:, 1]) <= limit + slack).all(1)
+        inside = (np.stack((bit, ms), axis=1) @ normal.T <= limit + slack).all(axis=1)
     if not inside.any():
         return before
     bit, ms = np.maximum(bit[inside], 0.0), np.maximum(ms[inside], 0.0)
     heights = height + a * bit + b * ms
     least = int(heights.argmin())
     return float(bit[least]), float(ms[least]), float(heights[least])
+
+
+@cache
+def _pairs(count: int) -> tuple[Indices, Indices]:
+    """Return (i, j) of all pairs i < j of so many."""
+    return np.triu_indices(count, 1)

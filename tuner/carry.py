@@ -19,9 +19,9 @@ from tuner.costs import Indices, Reals
 from tuner.labels import TIE, Labels, Step, Table, children, root, undominated
 
 # Fewer labels than this are carried without comparing them.
-_FEW_LABELS = 48
+_FEW_LABELS = 150
 # Ways through windows that are joined into a step.
-_MOST_WAYS = 24
+_MOST_WAYS = 32
 # Pairs of prices by which labels are bounded, as multiples of the best pair.
 _SPREAD = tuple((a, b) for a in (1.0, 0.93, 1.07) for b in (1.0, 0.93, 1.07))
 # The parent of a label that leaves the schedule to avoid.

@@ -27,7 +27,7 @@ from tuner.labels import TIE, Table
 # Looks taken one after the other: the share of the gap between the bound and the best schedule
 # known in which a better one is looked for, and the most labels carried.  Beyond, only the most
 # promising are kept.
-_LOOKS = ((1 / 8, 200), (1 / 3, 1000), (1.0, 2000))
+_LOOKS = ((1 / 4, 500), (1.0, 2000))
 # Labels of all windows in the last look, which proves.  It takes seconds to reach: where gains
 # are all but proportional to costs, and nothing but trying tells one schedule from another.
 _MOST_LABELS = 640_000

@@ -124,7 +124,14 @@ class Problem:
         """Return the best schedule, `known` where none gains more; and by how much it may fail."""
         short_of = 0.0
         bits, ms = self.bounds(budget)
-        for table, used in self.tables(budget):
+        hints = list(hints)
+        likely = [*hints, *([] if known is None else [known])][:1]
+        # Where the best one known comes from first: then the bounds of the others may fall short.
+        tables = sorted(
+            self.tables(budget),
+            key=lambda one: not all(one[1].issuperset(point.indices) for point in likely),
+        )
+        for table, used in tables:
             bad = None if avoid is None or not used.issuperset(avoid.indices) else avoid
             near = [p for p in (known, *hints) if p is not None and used.issuperset(p.indices)]
             found = best(
@@ -156,9 +163,10 @@ class Problem:
                 points.append(self.point(found.choice))
         return min(points, key=lambda p: (_switches(p.indices), -p.gain))
 
-    def prices(self, top: Point) -> Prices:
-        """Return what one more of each budget would gain."""
+    def prices(self, top: Point) -> tuple[Prices, float]:
+        """Return what one more of each budget would gain; and by how much that may fail."""
         values: dict[str, float | None] = {}
+        most_short = 0.0
         for budget, name in zip(BUDGETS, ("bit", "ms", "mib"), strict=True):
             bound = getattr(self.budget, budget)
             values[name] = None
@@ -166,10 +174,11 @@ class Problem:
                 raised = replace(self.budget, **{budget: bound + 1.0})
                 values[name] = 0.0
                 if budget != "memory_mib" or self.sets(bound) != self.sets(bound + 1.0):
-                    better, _ = self.best(raised, top)
+                    better, short_of = self.best(raised, top)
+                    most_short = max(most_short, short_of)
                     if better is not None and better.gain > top.gain + self.tie:
                         values[name] = better.gain - top.gain
-        return Prices(**values)
+        return Prices(**values), most_short
 
     def nearest(self) -> dict[str, float | None]:
         """Return, for each budget given, the smallest that fits with the others as given."""

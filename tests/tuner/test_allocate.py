@@ -96,6 +96,18 @@ def test_the_front_equals_enumeration_on_small_problems() -> None:
         check_against_enumeration(every, budget, front=True)
 
 
+@pytest.mark.parametrize("most_ways", [1, 2, 5])
+def test_equals_enumeration_however_windows_are_joined_and_labels_compared(
+    most_ways: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Small problems are settled before there is much to compare: let it compare always.
+    monkeypatch.setattr("tuner.carry._MOST_WAYS", most_ways)
+    monkeypatch.setattr("tuner.carry._FEW_LABELS", 1)
+    monkeypatch.setattr("tuner.labels._BLOCK", 3)
+    for every, budget in problems(10 + most_ways, 200, windows=6):
+        check_against_enumeration(every, budget, front=len(every.all) < 100)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 8))
 def test_equals_enumeration_on_thousands_of_problems(seed: int) -> None:
