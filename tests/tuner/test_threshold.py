@@ -17,7 +17,8 @@ from engines.measure import Interval
 from engines.sampler import Request, generate
 from engines.schedule import Schedule, window_of
 from engines.trace import expected_passes
-from exporter.folder import Export, read_export
+from exporter.calibrate import read_calibration
+from exporter.folder import CALIBRATION, Export, read_export
 from tests.tuner.tuning import Tuner, bench_of
 from tuner import settle
 from tuner.contest import Contest
@@ -56,6 +57,13 @@ def test_the_settings_are_the_export_s_and_no_threshold_is_in_another_task(
     assert {name: each.threshold for name, each in samplers.items()} == {"edit": 0.5, "close": 0.3}
     assert {each.rule for each in samplers.values()} == {"threshold"}
     assert {each.steps for each in samplers.values()} == {24}
+
+
+def test_calibration_sees_every_point_of_progress_whatever_the_answers_jump_over(
+    by_threshold: Export,
+) -> None:
+    calibration = read_calibration(by_threshold.folder / CALIBRATION)
+    assert np.allclose(calibration.progress, np.arange(24) / 24, atol=1e-6)
 
 
 def test_costs_count_the_expected_passes_of_full_precision_s_traces(contest: Contest) -> None:
@@ -163,4 +171,6 @@ def test_export_tune_verify_run_and_eval_by_threshold(
         assert 8 <= held_out[name]["mean_bits"] <= 32
 
     assert main(["inspect", str(tuner.bundle)]) == 0
-    assert "threshold 0.5" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "threshold: steps up to 24 (p >= 0.5), 24 tokens in blocks of 24" in shown
+    assert "up to 24 (p >= 0.3)" in shown
