@@ -135,7 +135,7 @@ def _head(model: ModelInfo, sampler: SamplerConfig, shape: Shape) -> list[tuple[
             f"{model.mask_id}, end {model.eos_id}, longest {model.max_length}",
         ),
         ("checkpoint", model.digest),
-        ("sampler", f"{steps} steps, {tokens} tokens in blocks of {block}, {_rule(sampler)}"),
+        ("sampler", f"{sampler.rule}: steps {steps}, {tokens} tokens in blocks of {block}"),
         (
             "shape",
             f"batch {_colons(shape.batch)}, prompt {_colons(shape.prompt)} (min:opt:max)",
@@ -237,13 +237,12 @@ def _files(files: Mapping[str, FileEntry]) -> str:
     return table(("file", "size", "sha256"), rows)
 
 
-def _rule(sampler: SamplerConfig) -> str:
-    known = sampler.threshold is not None
-    return f"{sampler.rule} {sampler.threshold:g}" if known else sampler.rule
-
-
-def _settings(sampler: SamplerConfig) -> tuple[int, int, int]:
-    return sampler.steps, sampler.gen_length, sampler.block_length
+def _settings(sampler: SamplerConfig) -> tuple[int | str, int, int]:
+    """Return (steps, tokens, tokens a block); by threshold the most steps, and the threshold."""
+    steps: int | str = sampler.steps
+    if sampler.threshold is not None:
+        steps = f"up to {steps} (p >= {sampler.threshold:g})"
+    return steps, sampler.gen_length, sampler.block_length
 
 
 def _runs(schedule: Schedule) -> str:

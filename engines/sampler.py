@@ -190,7 +190,7 @@ def generate(
             counts, of, columns = choose(
                 served.probability,
                 state.asked,
-                batch.commits[rows, state.steps - 1],
+                batch.commits[rows, state.steps],
                 None if batch.threshold is None else batch.threshold[rows],
             )
             places, tokens = state.positions[of, columns], served.tokens[of, columns]
@@ -230,7 +230,7 @@ class _Batch:
         self.open = np.arange(answer) < self.gen[:, None]  # [R, A], undecided
         self.mask = np.arange(int(self.lengths.max())) < self.lengths[:, None]  # [R, L]
         self.canvas = np.where(self.mask, model.mask_id, model.eos_id)  # [R, L]
-        self.commits = np.zeros((count, max(steps)), np.int64)  # [R, T]
+        self.commits = np.zeros((count, 1 + max(steps)), np.int64)  # [R, 1 + T], by step from 1
         self.wanted = np.zeros((count, int(self.windows.max())), np.int64)  # [R, W], index
         rank = {name: index for index, name in enumerate(names)}
         for index, (row, one) in enumerate(zip(rows, requests, strict=True)):
@@ -238,7 +238,7 @@ class _Batch:
             if row.begun is not None:
                 self.canvas[index, len(row.prompt) : self.lengths[index]] = row.begun
                 self.open[index, : len(row.begun)] = row.begun == model.mask_id
-            self.commits[index, : steps[index]] = one.sampler.commits
+            self.commits[index, 1 : 1 + steps[index]] = one.sampler.commits
             precisions = one.schedule.precisions
             self.wanted[index, : len(precisions)] = [rank[name] for name in precisions]
         self.committed = np.array([row.decided for row in rows])

@@ -239,3 +239,36 @@ def test_a_mixed_schedule_takes_what_its_windows_take() -> None:
     )
     assert found["low"].median == pytest.approx(12 * 2.0)
     assert found["mixed"].median == pytest.approx(4 * 5.0 + 8 * 2.0)
+
+
+def test_passes_that_depend_on_the_data_are_charged_for_as_often_as_they_are_expected() -> None:
+    clock = Clock()
+    backends: dict[str, Backend] = {
+        "fp32": clock.engine("fp32", 5.0),
+        "int8": clock.engine("int8", 2.0),
+    }
+    schedules = {
+        "low": (Schedule.uniform("int8", 3), SAMPLER),
+        "mixed": (Schedule(("fp32", "int8", "int8")), SAMPLER),
+    }
+    found = measure_schedules(
+        schedules, backends, batch=2, prompt_length=5, model=MODEL, repeats=4, clock=clock,
+        passes={"mixed": np.array([1.5, 0.0, 2.25])},
+    )  # fmt: skip
+    assert found["low"].median == pytest.approx(12 * 2.0)
+    assert found["mixed"].median == pytest.approx(1.5 * 5.0 + 2.25 * 2.0)
+
+
+def test_only_fixed_steps_can_be_timed() -> None:
+    clock, sampler = Clock(), SamplerConfig(rule="threshold", threshold=0.5)
+    backends: dict[str, Backend] = {"fp32": clock.engine("fp32", 1.0)}
+    with pytest.raises(ValueError, match="time fixed_steps_like it"):
+        measure(backends, sampler, model=MODEL, clock=clock, **shape())
+    schedules = {"a": (Schedule.uniform("fp32", 3), sampler)}
+    with pytest.raises(ValueError, match="time fixed_steps_like it"):
+        measure_schedules(schedules, backends, batch=1, prompt_length=5, model=MODEL, clock=clock)
+    few = {"a": (Schedule.uniform("fp32", 20), SAMPLER)}
+    with pytest.raises(ValueError, match="are expected in windows with"):
+        measure_schedules(
+            few, backends, batch=1, prompt_length=5, model=MODEL, passes={"a": np.ones(20)}
+        )

@@ -11,7 +11,16 @@ from engines.errors import InputError
 from engines.row import checked_row
 from engines.sampler import Generation, Pass, Request, generate
 from engines.schedule import SamplerConfig, Schedule
-from tests.engines.test_sampler import EOS, MASK, MODEL, VOCAB, engines, fake, random_requests
+from tests.engines.test_sampler import (
+    BY_THRESHOLD,
+    EOS,
+    MASK,
+    MODEL,
+    VOCAB,
+    engines,
+    fake,
+    random_requests,
+)
 
 SAMPLER = SamplerConfig(steps=6, gen_length=12, block_length=6)  # 2 tokens a step, 2 blocks
 M = MASK
@@ -42,12 +51,14 @@ def in_pieces(
     return made
 
 
+@pytest.mark.parametrize("more", [[], BY_THRESHOLD], ids=["fixed", "by threshold"])
 @pytest.mark.parametrize("seed", range(8))
-def test_the_pieces_of_any_split_are_the_whole_run(seed: int) -> None:
+def test_the_pieces_of_any_split_are_the_whole_run(seed: int, more: list[SamplerConfig]) -> None:
     rng = np.random.default_rng(seed)
-    requests = random_requests(rng, 9)
+    requests = random_requests(rng, 9, more)
     whole = generate(requests, engines(), MODEL, policy="split")
-    for one, pieces in zip(whole, in_pieces(requests, rng, 1 + seed % 4), strict=True):
+    made = in_pieces(requests, rng, 1 + seed % 4)
+    for request, one, pieces in zip(requests, whole, made, strict=True):
         assert pieces[-1].ids == one.ids and pieces[-1].tokens == one.tokens
         assert sum(piece.passes for piece in pieces) == one.passes
         bits = sum(piece.bits * piece.passes for piece in pieces)
@@ -55,6 +66,9 @@ def test_the_pieces_of_any_split_are_the_whole_run(seed: int) -> None:
         # Each token is committed in one piece, in the step of the whole run.
         steps = np.array([piece.commit_step for piece in pieces])
         assert (np.count_nonzero(steps, axis=0) == 1).all()
+        if request.sampler.threshold is not None:  # a piece counts its own passes
+            before = np.cumsum([0, *(piece.passes for piece in pieces[:-1])])
+            steps += np.where(steps > 0, before[:, None], 0)
         assert tuple(steps.sum(axis=0)) == one.commit_step
 
 
@@ -140,6 +154,16 @@ def test_a_stop_that_is_no_number_of_tokens_is_refused(stop: object) -> None:
     good = Request(prompt=(1,), sampler=SAMPLER, schedule=Schedule(("fp32",)))
     with pytest.raises(InputError, match=f"from 0 to the answer's 12 tokens, got {stop}"):
         generate([replace(good, stop=stop)], engines(), MODEL)  # type: ignore[arg-type]
+
+
+def test_by_threshold_a_row_may_begin_with_any_number_of_tokens() -> None:
+    sampler = SamplerConfig(rule="threshold", threshold=0.5, gen_length=12, block_length=6)
+    for decided in range(13):
+        begun = (1,) * decided + (MASK,) * (12 - decided)
+        row = checked_row("r", (), begun, None, sampler, MODEL)
+        assert (row.decided, row.step) == (decided, 0)
+    with pytest.raises(InputError, match="position 6 must be masked"):
+        checked_row("r", (), (M,) * 6 + (1,) + (M,) * 5, None, sampler, MODEL)
 
 
 def test_a_row_may_begin_at_every_edge_of_uneven_steps_and_nowhere_else() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -59,11 +59,14 @@ def engines() -> dict[str, Backend]:
 
 def reference(request: Request, using: dict[str, Backend]) -> tuple[list[int], list[int], float]:
     """Return (answer, commit steps, mean bits) of one row, as plainly as it can be said."""
+    least = 2.0 if request.sampler.threshold is None else request.sampler.threshold
     config, schedule = request.sampler, request.schedule
     canvas = list(request.prompt) + [MASK] * config.gen_length
     start, done, bits = len(request.prompt), 0, 0.0
     commit_step = [0] * config.gen_length
-    for step, count in enumerate(config.commits, start=1):
+    for step, due in enumerate(config.commits, start=1):
+        if done == config.gen_length:
+            break
         window = min(done * schedule.windows // config.gen_length, schedule.windows - 1)
         engine = using[schedule.precisions[window]]
         bits += engine.precision.bits
@@ -77,16 +80,28 @@ def reference(request: Request, using: dict[str, Backend]) -> tuple[list[int], l
             np.array([done / config.gen_length], np.float32),
         )
         ranked = sorted(range(len(asked)), key=lambda i: (-served.probability[0, i], i))
+        count = max(due, sum(float(p) >= least for p in served.probability[0]))
         for i in ranked[:count]:
             canvas[asked[i]] = int(served.tokens[0, i])
             commit_step[asked[i] - start] = step
         done += count
-    return canvas[start:], commit_step, bits / config.steps
+    return canvas[start:], commit_step, bits / max(commit_step)
 
 
-def random_requests(rng: np.random.Generator, count: int) -> list[Request]:
+# The fakes' tokens have probabilities from 0.1 to 0.3.
+BY_THRESHOLD = [
+    SamplerConfig(rule="threshold", threshold=0.16),
+    SamplerConfig(rule="threshold", threshold=0.14, gen_length=12, block_length=4),
+    SamplerConfig(rule="threshold", threshold=0.19, gen_length=16, block_length=8),
+]
+
+
+def random_requests(
+    rng: np.random.Generator, count: int, more: Sequence[SamplerConfig] = ()
+) -> list[Request]:
     """Return requests with mixed tasks, prompts, blocks, steps and windows."""
     configs = [
+        *more,
         SamplerConfig(steps=12, gen_length=24, block_length=24),
         SamplerConfig(steps=8, gen_length=12, block_length=6),
         SamplerConfig(steps=6, gen_length=16, block_length=8),
@@ -110,16 +125,17 @@ def same_answer(one: Generation, other: Generation) -> bool:
     return (one.ids, one.commit_step, one.tokens) == (other.ids, other.commit_step, other.tokens)
 
 
+@pytest.mark.parametrize("more", [[], BY_THRESHOLD], ids=["fixed", "by threshold"])
 @pytest.mark.parametrize("seed", range(6))
-def test_split_equals_the_plain_reference_row_by_row(seed: int) -> None:
-    requests = random_requests(np.random.default_rng(seed), 9)
+def test_split_equals_the_plain_reference_row_by_row(seed: int, more: list[SamplerConfig]) -> None:
+    requests = random_requests(np.random.default_rng(seed), 9, more)
     answers = generate(requests, engines(), MODEL, policy="split")
     for request, answer in zip(requests, answers, strict=True):
         ids, commit_step, bits = reference(request, engines())
         assert list(answer.ids) == ids
         assert list(answer.commit_step) == commit_step
         assert answer.bits == pytest.approx(bits)
-        assert answer.passes == request.sampler.steps
+        assert answer.passes == max(commit_step) <= request.sampler.steps
 
 
 @pytest.mark.parametrize("seed", range(4))

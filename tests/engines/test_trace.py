@@ -11,9 +11,16 @@ from engines.backend import FakeBackend
 from engines.errors import BackendError
 from engines.precision import precision_from_name
 from engines.sampler import Pass, generate
-from engines.schedule import Schedule
-from engines.trace import record
-from tests.engines.test_sampler import MASK, MODEL, fake, random_requests, row_logits
+from engines.schedule import Schedule, passes_by_window
+from engines.trace import expected_passes, record
+from tests.engines.test_sampler import (
+    BY_THRESHOLD,
+    MASK,
+    MODEL,
+    fake,
+    random_requests,
+    row_logits,
+)
 
 REQUESTS = random_requests(np.random.default_rng(5), 7)
 
@@ -82,3 +89,29 @@ def test_logits_that_are_not_finite_are_an_error() -> None:
     with pytest.raises(ValueError, match="batch >= 1"):
         record(REQUESTS, sick, MODEL, batch=0)
     assert record([], sick, MODEL) == []
+
+
+def test_expected_passes_of_fixed_steps_are_those_of_every_answer() -> None:
+    for trace in record(REQUESTS, fake("fp32", 1), MODEL):
+        sampler = trace.request.sampler
+        for windows in range(1, sampler.steps + 1):
+            found = expected_passes([trace], windows)
+            assert tuple(found) == passes_by_window(sampler, windows)
+
+
+def test_expected_passes_by_threshold_are_the_mean_over_traces_of_different_length() -> None:
+    rng = np.random.default_rng(3)
+    sampler = BY_THRESHOLD[0]
+    requests = [replace(r, sampler=sampler) for r in random_requests(rng, 6)]
+    traces = record(requests, fake("fp32", 1), MODEL)
+    assert len({len(trace.steps) for trace in traces}) > 1
+    for windows in (1, 3, 24):
+        by_hand = np.zeros(windows)
+        for trace in traces:
+            for step in trace.steps:
+                by_hand[step.committed * windows // sampler.gen_length] += 1 / len(traces)
+        assert np.allclose(expected_passes(traces, windows), by_hand)
+    assert expected_passes(traces, 1)[0] == np.mean([t.generation.passes for t in traces])
+    for wrong in ((traces, 0), ([], 3)):
+        with pytest.raises(ValueError, match="need traces and windows >= 1"):
+            expected_passes(*wrong)

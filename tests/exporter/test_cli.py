@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from engines.schedule import SamplerConfig
 from exporter.cli import main
 from exporter.folder import Export, read_export
+from exporter.requests import tasks_from_specs
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, str]:
@@ -75,6 +77,13 @@ def test_progress_goes_to_stderr_and_the_end_says_what_is_next(
         (("--target", "cpu", "--target", "cuda"), "one --target an export"),
         (("--quantizer", "awq"), "quantizer must be one of rtn, gptq, gptq-hadamard"),
         (("--steps", "7", "--block-length", "12"), "steps must be a multiple"),
+        (("--steps", "6", "--threshold", "0.9"), "leave one out"),
+        (("--task-set", "edit.steps=6", "--task-set", "edit.threshold=0.9"), "leave one out"),
+        (("--threshold", "0"), "0 < threshold <= 1 must hold, got threshold=0.0; give"),
+        (("--threshold", "nan"), "0 < threshold <= 1"),
+        (("--threshold", "sure"), "invalid float value"),
+        (("--task-set", "edit.threshold=x"), "for instance edit.steps=8 or edit.threshold=0.9"),
+        (("--threshold", "0.9", "--windows", "25"), "use fewer --windows"),
         (("--frobnicate",), "unrecognized arguments"),
     ],
 )
@@ -96,3 +105,17 @@ def test_a_missing_checkpoint_exits_2(tmp_path: Path, capsys: pytest.CaptureFixt
     code, _, err = run(capsys, tmp_path / "none", "-o", tmp_path / "EXPORT")
     assert code == 2
     assert "there is no checkpoint folder" in err
+
+
+def test_what_one_task_is_told_goes_before_what_all_are() -> None:
+    tasks = ("edit", "chain")
+    found = tasks_from_specs(tasks, {"threshold": 0.9}, {"chain": {"steps": 6}}, 3)
+    assert [sampler.rule for _, sampler in found.values()] == ["threshold", "low_confidence"]
+    assert found["edit"][1] == SamplerConfig(rule="threshold", threshold=0.9)
+    assert found["chain"][1] == SamplerConfig(steps=6)
+    found = tasks_from_specs(
+        tasks, {"steps": 6, "gen_length": 12}, {"edit": {"threshold": 0.7}}, 3
+    )
+    lengths = {"gen_length": 12, "block_length": 12}
+    assert found["edit"][1] == SamplerConfig(rule="threshold", threshold=0.7, **lengths)
+    assert found["chain"][1] == SamplerConfig(steps=6, **lengths)
