@@ -165,7 +165,9 @@ class Manifest:
 
 def schedule_digest(schedule: Schedule, sampler: SamplerConfig, target: str) -> str:
     """Return the hex sha256 of a schedule, the sampler that follows it, and where it runs."""
-    return _digest({"schedule": schedule.precisions, "sampler": asdict(sampler), "target": target})
+    return _digest(
+        {"schedule": schedule.precisions, "sampler": sampler.to_json(), "target": target}
+    )
 
 
 def _digest(value: object) -> str:

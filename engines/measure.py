@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from engines.backend import Backend
 from engines.model import ModelInfo
 from engines.sampler import Pass, Request, generate
-from engines.schedule import SamplerConfig, Schedule, window_of
+from engines.schedule import THRESHOLD, SamplerConfig, Schedule, window_of
 
 RESAMPLES = 1000
 Times = NDArray[np.float64]
@@ -92,7 +92,7 @@ def measure(
 
     Args:
         backends: The candidates by name.
-        sampler: How the answers are denoised; sets the passes of a generation.
+        sampler: How the answers are denoised, in fixed steps: the passes of a generation.
         windows: W, for `by_window`.
         batch: Rows of a pass.
         prompt_length: Tokens of each canned prompt.
@@ -104,9 +104,10 @@ def measure(
 
     Raises:
         BackendError: An engine failed.
-        ValueError: batch, repeats or windows is below 1.
+        ValueError: batch, repeats or windows is below 1, or the steps depend on the data.
     """
     _check(batch=batch, repeats=repeats, windows=windows)
+    where = _windows_of_passes(sampler, windows)
     rng = np.random.default_rng(seed)
     names = list(backends)
     runs = [
@@ -114,7 +115,6 @@ def measure(
         for name in names
     ]
     times = _in_turns(runs, backends, model, repeats, warmup, clock)
-    where = _windows_of_passes(sampler, windows)
     rows = []
     for name, sample in zip(names, times, strict=True):
         found = bootstrap_median(sample, rng)
@@ -143,11 +143,12 @@ def measure_schedules(
     clock: Callable[[], float] = time.perf_counter,
     seed: int = 0,
     warmup: int = 1,
+    passes: Mapping[str, NDArray[np.float64]] | None = None,
 ) -> dict[str, Interval]:
     """Return the wall time of a whole sequence of each schedule, in ms, measured in turns.
 
     Args:
-        schedules: A schedule and the sampler that follows it, by a label.
+        schedules: A schedule and the sampler of fixed steps that follows it, by a label.
         backends: The engine of each precision that a schedule uses.
         batch: Rows of a pass.
         prompt_length: Tokens of each canned prompt.
@@ -156,12 +157,20 @@ def measure_schedules(
         clock: Seconds.
         seed: Of the canned prompts and of the bootstrap.
         warmup: Generations of each schedule before the first round.
+        passes: Expected in each window [W], by label, where they are not those of the fixed steps
+            that run: each pass then counts as often as there are expected ones for one run in its
+            window.  A change of engine counts with the pass that it precedes.
 
     Raises:
         BackendError: An engine failed.
-        ValueError: batch or repeats is below 1.
+        ValueError: batch or repeats is below 1, the steps depend on the data, or passes are
+            expected in a window in which none runs.
     """
     _check(batch=batch, repeats=repeats)
+    counts = [
+        _weights(schedule, sampler, (passes or {}).get(label))
+        for label, (schedule, sampler) in schedules.items()
+    ]
     rng = np.random.default_rng(seed)
     runs = [
         _requests(sampler, schedule, batch, prompt_length, model, seed)
@@ -169,8 +178,8 @@ def measure_schedules(
     ]
     times = _in_turns(runs, backends, model, repeats, warmup, clock)
     return {
-        label: bootstrap_median(sample.sum(axis=1, keepdims=True), rng)
-        for label, sample in zip(schedules, times, strict=True)
+        label: bootstrap_median((sample * count).sum(axis=1, keepdims=True), rng)
+        for label, sample, count in zip(schedules, times, counts, strict=True)
     }
 
 
@@ -280,8 +289,24 @@ def _pass_times(
     return np.diff([began, *starts[1:], clock()]) * 1000.0
 
 
+def _weights(
+    schedule: Schedule, sampler: SamplerConfig, passes: NDArray[np.float64] | None
+) -> NDArray[np.float64]:
+    """Return how often each pass that runs counts [T]."""
+    where = _windows_of_passes(sampler, schedule.windows)
+    if passes is None:
+        return np.ones(len(where))
+    there = np.bincount(where, minlength=schedule.windows)
+    if passes.shape != there.shape or ((passes > 0) & (there == 0)).any():
+        raise ValueError(f"passes {passes} are expected in windows with {there} passes")
+    weights: NDArray[np.float64] = passes[where] / there[where]
+    return weights
+
+
 def _windows_of_passes(sampler: SamplerConfig, windows: int) -> NDArray[np.int64]:
     """Return the window of each pass [T]."""
+    if sampler.rule == THRESHOLD:
+        raise ValueError("passes by threshold depend on the data; time fixed_steps_like it")
     before = np.cumsum((0, *sampler.commits[:-1]))
     return window_of(before, sampler.gen_length, windows)
 

@@ -135,7 +135,7 @@ def _head(model: ModelInfo, sampler: SamplerConfig, shape: Shape) -> list[tuple[
             f"{model.mask_id}, end {model.eos_id}, longest {model.max_length}",
         ),
         ("checkpoint", model.digest),
-        ("sampler", f"{steps} steps, {tokens} tokens in blocks of {block}, {sampler.rule}"),
+        ("sampler", f"{steps} steps, {tokens} tokens in blocks of {block}, {_rule(sampler)}"),
         (
             "shape",
             f"batch {_colons(shape.batch)}, prompt {_colons(shape.prompt)} (min:opt:max)",
@@ -235,6 +235,11 @@ def _files(files: Mapping[str, FileEntry]) -> str:
     rows = [(path, size(entry.bytes), entry.sha256) for path, entry in files.items()]
     rows.append(("together", size(sum(entry.bytes for entry in files.values())), ""))
     return table(("file", "size", "sha256"), rows)
+
+
+def _rule(sampler: SamplerConfig) -> str:
+    known = sampler.threshold is not None
+    return f"{sampler.rule} {sampler.threshold:g}" if known else sampler.rule
 
 
 def _settings(sampler: SamplerConfig) -> tuple[int, int, int]:

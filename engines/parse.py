@@ -88,12 +88,14 @@ def model_from_document(model: Document) -> ModelInfo:
 
 def sampler_from_document(sampler: Document) -> SamplerConfig:
     """Return sampler settings."""
+    threshold = sampler.get("threshold")
     try:
         return SamplerConfig(
             steps=sampler["steps"].integer(1),
             gen_length=sampler["gen_length"].integer(1),
             block_length=sampler["block_length"].integer(1),
             rule=sampler["rule"].name(),
+            threshold=None if threshold is None else threshold.number(),
         )
     except ValueError as error:
         sampler.fail(f"{error}; mend it")

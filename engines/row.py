@@ -1,7 +1,7 @@
 """Where a row of a batch starts and where it leaves, checked.
 
-An answer may begin in the middle and stop early: cut anywhere at the end of a step, its pieces run
-one after another are the whole run.  Everything here is refused before an engine sees it.  Pure.
+An answer may begin in the middle and stop early: cut at the end of any step, its pieces run one
+after another are the whole run.  Everything here is refused before an engine sees it.  Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from engines.errors import InputError
 from engines.model import ModelInfo
-from engines.schedule import SamplerConfig
+from engines.schedule import THRESHOLD, SamplerConfig
 
 Ids = NDArray[np.int64]
 
@@ -27,7 +27,7 @@ class Row:
         prompt: Token ids [n].
         begun: The answer so far [G], the mask token where undecided; None: nothing is decided.
         decided: How many of its tokens are decided.
-        step: Steps that lie behind it.
+        step: Steps that lie behind it; 0 by threshold, where any number may.
         stop: Decided tokens at which it leaves the batch, from 0 to G.
     """
 
@@ -135,7 +135,9 @@ def _check_block_order(
 
 
 def _step_of(where: str, decided: int, sampler: SamplerConfig) -> int:
-    """Return the steps that lead to `decided` tokens."""
+    """Return the steps that lead to `decided` tokens; 0 by threshold, where it is not known."""
+    if sampler.rule == THRESHOLD:
+        return 0
     edges = np.cumsum((0, *sampler.commits))
     step = int(np.searchsorted(edges, decided))
     if edges[step] != decided:

@@ -1,4 +1,4 @@
-"""Denoise a batch of answers: one loop over `Backend`, LLaDA's low-confidence remasking, greedy.
+"""Denoise a batch of answers: one loop over `Backend`, greedy, by fixed steps or by threshold.
 
 Each row is [prompt][G answer tokens][padding on the right]; positions start at 0 in every row and
 padding is masked, so a row's answer does not depend on its batch-mates.  All rows start together,
@@ -6,7 +6,8 @@ each where its answer was begun; in each turn every live row takes its next step
 a row leaves the batch when as many of its tokens are decided as were asked for:
 
     window of each row  ->  the engine that its schedule wants  ->  passes (one, or one a group)
-    pass: ask the masked positions of the row's block  ->  engine  ->  commit the most probable
+    pass: ask the masked positions of the row's block  ->  engine  ->  commit the most probable,
+          as many as the row's step is due, or all that reach its threshold if these are more
 
 Blocks are denoised from the left, so the masked positions of the active block are simply the
 first masked ones of the row; nothing else knows about blocks.
@@ -25,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.backend import Backend, Floats, Ids, Mask
+from engines.commit import choose
 from engines.errors import BackendError
 from engines.model import ModelInfo
 from engines.row import checked_row
@@ -71,7 +73,8 @@ class Generation:
         engine_ms: Wall time of its passes in each window of its schedule [W], milliseconds.  A
             pass counts in full for every row that took part.
         commit_step: The step in which each token of the answer was committed [G], from 1 at the
-            answer's start; 0 for tokens that it was begun with, and for undecided ones.
+            answer's start (by threshold, where it was begun); 0 for tokens that it was begun
+            with, and for undecided ones.
     """
 
     ids: tuple[int, ...]
@@ -88,7 +91,8 @@ class Pass:
 
     Attributes:
         step: Turn of the batch, counted from 1.
-        steps: Step of each row, from 1 at its answer's start [B].
+        steps: Step of each row, from 1 at its answer's start [B]; by threshold from where it was
+            begun, as how many passes lie before is not known.
         precision: Name of the engine that runs.
         requests: Index of each row in the list of requests [B].
         windows: Window of each row [B].
@@ -183,8 +187,14 @@ def generate(
             elapsed_ms = (clock() - began) * 1000.0
             if np.count_nonzero(np.isfinite(served.probability)) != served.probability.size:
                 raise BackendError(_nonfinite(state, served.probability, requests))
-            counts = batch.commits[rows, state.steps - 1]
-            committed = _commit(state, served.tokens, served.probability, counts)
+            counts, of, columns = choose(
+                served.probability,
+                state.asked,
+                batch.commits[rows, state.steps - 1],
+                None if batch.threshold is None else batch.threshold[rows],
+            )
+            places, tokens = state.positions[of, columns], served.tokens[of, columns]
+            committed = Committed(of, columns, places, tokens)
             if record is not None:
                 record(state, committed)
             batch.write(state, rows, committed, counts, bits[engine], elapsed_ms)
@@ -233,6 +243,8 @@ class _Batch:
             self.wanted[index, : len(precisions)] = [rank[name] for name in precisions]
         self.committed = np.array([row.decided for row in rows])
         self.stop = np.array([row.stop for row in rows])
+        bounds = [np.inf if t is None else t for t in (one.sampler.threshold for one in requests)]
+        self.threshold = np.array(bounds) if min(bounds) <= 1.0 else None  # [R], if any row's
         self.behind = np.array([row.step for row in rows])
         self.passes = np.zeros(count, np.int64)
         self.commit_step = np.zeros((count, answer), np.int64)
@@ -333,21 +345,6 @@ class _Batch:
                 )
             )
         return answers
-
-
-def _commit(state: Pass, tokens: Ids, probability: Floats, counts: NDArray[np.int64]) -> Committed:
-    """Return the `counts` [B] most probable asked positions; ties to the lowest index. Pure."""
-    most = int(counts.max())
-    width = probability.shape[1]
-    if np.count_nonzero(state.asked != width):
-        probability = np.where(np.arange(width) < state.asked[:, None], probability, -1.0)
-    chosen = (-probability).argsort(axis=1, kind="stable")[:, :most]
-    if not np.count_nonzero(counts != most):
-        rows, columns = np.repeat(np.arange(len(chosen)), most), chosen.reshape(-1)
-    else:
-        wanted = np.arange(most) < counts[:, None]
-        rows, columns = np.nonzero(wanted)[0], chosen[wanted]
-    return Committed(rows, columns, state.positions[rows, columns], tokens[rows, columns])
 
 
 def _engines_by_safety(requests: Sequence[Request], engines: Mapping[str, Backend]) -> list[str]:

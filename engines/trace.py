@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engines.backend import Backend, Floats, Ids, Mask, Served, served_from_logits
 from engines.errors import BackendError
 from engines.model import ModelInfo
 from engines.precision import Precision
 from engines.sampler import Committed, Generation, Pass, Request, generate
-from engines.schedule import Schedule
+from engines.schedule import Schedule, window_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,22 @@ def record(
         for start in range(0, len(requests), batch)
         for trace in _record_batch(requests[start : start + batch], full, model, on_pass)
     ]
+
+
+def expected_passes(traces: Sequence[Trace], windows: int) -> NDArray[np.float64]:
+    """Return the passes in each window [W], mean over traces; for fixed steps `passes_by_window`.
+
+    Raises:
+        ValueError: No traces, or fewer than 1 window.
+    """
+    if not traces or windows < 1:
+        raise ValueError(f"need traces and windows >= 1, got {len(traces)}, {windows}")
+    passes = np.zeros(windows)
+    for trace in traces:
+        before = np.array([step.committed for step in trace.steps])
+        of_step = window_of(before, trace.request.sampler.gen_length, windows)
+        passes += np.bincount(of_step, minlength=windows)
+    return passes / len(traces)
 
 
 def _record_batch(

@@ -10,14 +10,16 @@ from pathlib import Path
 from engines.errors import InputError
 from engines.manifest import Shape
 from engines.terminal import command_parser, emit, emit_json, run_command, size
-from exporter.export import PRECISIONS, SETTINGS, TARGETS, ExportConfig, export
+from exporter.export import PRECISIONS, TARGETS, ExportConfig, export
 from exporter.folder import Export, Recipe, read_export
+from exporter.requests import SETTINGS
 
 _EXAMPLES = """\
 examples:
   cadenza export calib_data/reference -o EXPORT
   cadenza export MODEL -o EXPORT --precision fp32 --precision int8 --windows 4
   cadenza export MODEL -o EXPORT --task mine=prompts.jsonl --task-set mine.steps=16
+  cadenza export MODEL -o EXPORT --threshold 0.9 --task-set chain.steps=12
   cadenza export MODEL -o EXPORT --shape batch=1:8:32,prompt=1:64:256 --copy
 
 Calibration prompts may have any lengths: they are padded, and padding is never counted.  A prompt
@@ -82,6 +84,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--gen-length", metavar="G", type=int, help="tokens of an answer (default: the task's)")
     add("--block-length", metavar="N", type=int, help="tokens a block (default: the task's)")
     add(
+        "--threshold",
+        metavar="TAU",
+        type=float,
+        help="in place of fixed steps: each pass commits every token at least this probable, and "
+        "always the most probable one; above 0, at most 1",
+    )
+    add(
         "--task",
         action="append",
         metavar="NAME[=FILE.jsonl]",
@@ -91,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         "--task-set",
         action="append",
         metavar="NAME.KEY=N",
-        help="steps, gen_length or block_length of one task; repeat",
+        help=f"{', '.join(SETTINGS[:-1])} or {SETTINGS[-1]} of one task; repeat",
     )
     add(
         "--prompts-per-task",
@@ -160,20 +169,31 @@ def _shape(text: str) -> Shape:
     return Shape((batch[0], batch[1], batch[2]), (prompt[0], prompt[1], prompt[2]))
 
 
-def _task_settings(given: Sequence[str]) -> dict[str, dict[str, int]]:
+def _task_settings(given: Sequence[str]) -> dict[str, dict[str, int | float]]:
     """Return the settings by task that `NAME.steps=6` and the like name."""
-    found: dict[str, dict[str, int]] = {}
+    found: dict[str, dict[str, int | float]] = {}
     for text in given:
         left, _, value = text.partition("=")
         name, _, key = left.rpartition(".")
         key = key.replace("-", "_")
-        if not name or key not in SETTINGS or not value.isdecimal():
+        number = _number(value, whole=key != "threshold")
+        if not name or key not in SETTINGS or number is None:
             raise InputError(
                 f"--task-set is NAME.KEY=N with KEY one of {', '.join(SETTINGS)}, got {text!r}; "
-                f"for instance edit.steps=8"
+                f"for instance edit.steps=8 or edit.threshold=0.9"
             )
-        found.setdefault(name, {})[key] = int(value)
+        found.setdefault(name, {})[key] = number
     return found
+
+
+def _number(text: str, whole: bool) -> int | float | None:
+    """Return the number that a text is, or None."""
+    if whole:
+        return int(text) if text.isdecimal() else None
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _summary(made: Export) -> dict[str, object]:

@@ -36,7 +36,14 @@ from exporter.folder import (
 )
 from exporter.parity import GATE, check_parity, compare, engine_of, states_from_requests
 from exporter.requantize import Say, environment, finish, requantize, sha256_of
-from exporter.requests import Tasks, few_of_each_task, requests_from_tasks, tasks_from_specs
+from exporter.requests import (
+    Settings,
+    Tasks,
+    at_every_token,
+    few_of_each_task,
+    requests_from_tasks,
+    tasks_from_specs,
+)
 from exporter.variants import Core, check_kept, write_variants
 
 if TYPE_CHECKING:
@@ -45,7 +52,6 @@ if TYPE_CHECKING:
 __all__ = ["ExportConfig", "export", "requantize"]
 
 PRECISIONS = ("fp32", "int8", "w4a3", "w4a4", "w4a6", "w4a8")
-SETTINGS = ("steps", "gen_length", "block_length")
 TARGETS = ("cpu", "cuda")
 
 
@@ -61,7 +67,7 @@ class ExportConfig:
         recipe: Windows, quantizer, clip, and blocks that stay in fp32.
         shape: Ranges of batch and prompt; None for 1:8:64 and what the model's length allows.
         tasks: NAME or NAME=FILE.jsonl; none for all built-in ones.
-        settings: steps, gen_length and block_length for every task.
+        settings: Some of SETTINGS for every task.
         task_settings: The same for one task, over `settings`.
         prompts: Calibration prompts of each task.
         seed: Of the built-in tasks' prompts.
@@ -76,8 +82,8 @@ class ExportConfig:
     recipe: Recipe = field(default_factory=Recipe)
     shape: Shape | None = None
     tasks: tuple[str, ...] = ()
-    settings: Mapping[str, int] = field(default_factory=dict)
-    task_settings: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
+    task_settings: Mapping[str, Settings] = field(default_factory=dict)
     prompts: int = 32
     seed: int = 0
     copy: bool = False
@@ -129,7 +135,7 @@ def export(config: ExportConfig, say: Say = lambda text: None) -> Path:
         with Progress(len(requests), "calibrating, prompts") as progress:
             calibration = calibrate(
                 denoiser,
-                requests,
+                [at_every_token(each) for each in requests],
                 model,
                 on_batch=lambda done: progress.advance(done - progress.done),
             )
@@ -247,6 +253,6 @@ def _digest(
             config.target,
             asdict(config.recipe),
             asdict(shape),
-            [[request.task, request.prompt, asdict(request.sampler)] for request in requests],
+            [[request.task, request.prompt, request.sampler.to_json()] for request in requests],
         ]
     )

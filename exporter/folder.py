@@ -171,8 +171,11 @@ def write_export(export: Export) -> None:
         "format": FORMAT,
         "cadenza": export.environment.get("cadenza"),
         "model": asdict(export.model),
-        "sampler": asdict(export.sampler),
-        "tasks": {name: asdict(task) for name, task in export.tasks.items()},
+        "sampler": export.sampler.to_json(),
+        "tasks": {
+            name: {**asdict(task), "sampler": task.sampler.to_json()}
+            for name, task in export.tasks.items()
+        },
         "windows": export.windows,
         "target": export.target,
         "shape": asdict(export.shape),

@@ -6,6 +6,7 @@ Every name and number is checked here, before anything slow begins.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,27 +16,39 @@ from engines.errors import InputError
 from engines.model import ModelInfo
 from engines.precision import FULL_PRECISION
 from engines.sampler import Request
-from engines.schedule import SamplerConfig, Schedule, passes_by_window
+from engines.schedule import (
+    LOW_CONFIDENCE,
+    THRESHOLD,
+    SamplerConfig,
+    Schedule,
+    fixed_steps_like,
+    passes_by_window,
+)
 from engines.text import Tokenizer
 
 # Prompts of each task whose denoising states the graphs are compared on.
 _PARITY_PROMPTS = 3
 
+# Sampler settings that a command may give, for every task or for one.
+SETTINGS = ("steps", "gen_length", "block_length", "threshold")
+
+Settings = Mapping[str, int | float]
 Tasks = Mapping[str, tuple[Workload, SamplerConfig]]
 
 
 def tasks_from_specs(
     specs: Sequence[str],
-    settings: Mapping[str, int],
-    task_settings: Mapping[str, Mapping[str, int]],
+    settings: Settings,
+    task_settings: Mapping[str, Settings],
     windows: int,
 ) -> dict[str, tuple[Workload, SamplerConfig]]:
     """Return the workload and the sampler settings of each task by name.
 
     Args:
         specs: NAME or NAME=FILE.jsonl; none for all built-in tasks.
-        settings: steps, gen_length and block_length for every task.
-        task_settings: The same for one task, over `settings`.
+        settings: Some of SETTINGS, for every task.
+        task_settings: The same for one task, over `settings`; its steps go before a threshold
+            for every task, and the other way round.
         windows: That each task's steps must fill.
 
     Raises:
@@ -44,18 +57,23 @@ def tasks_from_specs(
     found: dict[str, tuple[Workload, SamplerConfig]] = {}
     for spec in specs or tuple(TASKS):
         name = spec.partition("=")[0]
-        chosen = {**settings, **task_settings.get(name, {})}
+        own = _chosen(name, settings, task_settings.get(name, {}))
+        lengths = {key: int(value) for key, value in own.items() if key != "threshold"}
         try:
-            task = workload_from_spec(spec, **chosen)
+            task = workload_from_spec(spec, **lengths)
             sampler = SamplerConfig(
-                steps=task.steps, gen_length=task.gen_length, block_length=task.block_length
+                steps=task.gen_length if "threshold" in own else task.steps,
+                gen_length=task.gen_length,
+                block_length=task.block_length,
+                rule=THRESHOLD if "threshold" in own else LOW_CONFIDENCE,
+                threshold=own.get("threshold"),
             )
         except WorkloadError as error:
             raise InputError(f"--task {spec}: {error}") from error
         except ValueError as error:
             raise InputError(
-                f"task {name!r}: {error}; give --steps, --gen-length, --block-length or "
-                f"--task-set {name}.steps=.. that fit"
+                f"task {name!r}: {error}; give --steps, --gen-length, --block-length, "
+                f"--threshold or --task-set {name}.steps=.. that fit"
             ) from error
         if task.name in found:
             raise InputError(f"task {task.name!r} is given twice; rename one")
@@ -70,6 +88,29 @@ def tasks_from_specs(
     return found
 
 
+def _chosen(name: str, general: Settings, own: Settings) -> dict[str, int | float]:
+    """Return the settings of a task: its own go before those for every task."""
+    other = {"steps": "threshold", "threshold": "steps"}
+    for given, where in ((general, "--"), (own, f"--task-set {name}.")):
+        if "steps" in given and "threshold" in given:
+            raise InputError(
+                f"{where}steps and {where}threshold are both given, but by threshold an answer "
+                f"takes as many passes as it needs; leave one out"
+            )
+    kept = {key: value for key, value in general.items() if other.get(key) not in own}
+    return {**kept, **own}
+
+
+def at_every_token(request: Request) -> Request:
+    """Return a request by which calibration sees every point of progress, where its own may not.
+
+    By threshold an answer may jump over windows; with one token a step it passes all of them.
+    """
+    if request.sampler.rule != THRESHOLD:
+        return request
+    return replace(request, sampler=replace(request.sampler, rule=LOW_CONFIDENCE, threshold=None))
+
+
 def check_windows(task: str, sampler: SamplerConfig, windows: int) -> None:
     """Check that every window of a task has a pass, so that it can be calibrated.
 
@@ -77,7 +118,7 @@ def check_windows(task: str, sampler: SamplerConfig, windows: int) -> None:
         InputError: One has none.
     """
     try:
-        passes = passes_by_window(sampler, windows)
+        passes = passes_by_window(fixed_steps_like(sampler, windows), windows)
     except ValueError as error:
         raise InputError(f"task {task!r}: {error}; use fewer --windows or more --steps") from error
     if 0 in passes:

@@ -21,7 +21,14 @@ from engines.errors import BackendError, BudgetError
 from engines.manifest import DEFAULT_TASK
 from engines.measure import measure, measure_switch
 from engines.precision import FULL_PRECISION
-from engines.schedule import SamplerConfig, Schedule, passes_by_window
+from engines.schedule import (
+    THRESHOLD,
+    SamplerConfig,
+    Schedule,
+    fixed_steps_like,
+    passes_by_window,
+)
+from engines.trace import expected_passes
 from tuner.choice import Choice, Measures, Priced, choose_schedule, mixture, within_memory
 from tuner.costs import Budget, Costs
 from tuner.evaluate import Answers, Item, answer, graded, same_answers, token_agreement
@@ -41,6 +48,8 @@ MIB = float(1 << 20)
 @dataclass(frozen=True)
 class Timing:
     """Milliseconds of a pass at the declared shape, for one sampler.
+
+    By threshold they are of fixed steps of the same lengths: a pass costs the same.
 
     Attributes:
         by_window: Of each precision in each window [W].
@@ -105,13 +114,15 @@ class Contest:
             self.step(f"{name}: sensitivity and latency")
             tables[name] = Priced(
                 gain=found.gain,
-                costs=self._costs(engines, candidate, job.sampler, timing),
-                budget=self.budget(job.sampler),
+                costs=self._costs(engines, candidate, name, timing),
+                budget=self.budget(name),
             )
         groups = {name: {name: job} for name, job in bench.jobs.items()}
-        first = next(iter(tables.values()))
+        costs = self._costs(
+            engines, candidate, DEFAULT_TASK, self.timing(candidate, bench.sampler(DEFAULT_TASK))
+        )
         gains = mixture({name: table.gain for name, table in tables.items()})
-        tables[DEFAULT_TASK] = Priced(gains, first.costs, first.budget)
+        tables[DEFAULT_TASK] = Priced(gains, costs, self.budget(DEFAULT_TASK))
         groups[DEFAULT_TASK] = dict(bench.jobs)
 
         def chosen(names: tuple[str, ...]) -> dict[str, Choice]:
@@ -138,6 +149,7 @@ class Contest:
         """
         if self.bench.simulated:
             return None
+        fixed = fixed_steps_like(sampler, candidate.windows)
         engines = self.shop.engines(candidate)
         anchor = self.shop.engines(self.shop.default).fleet
         shape = self.bench.export.shape
@@ -149,7 +161,7 @@ class Contest:
             {
                 "engines": dict(engines.fleet.keys),
                 "anchor": anchor.keys[FULL_PRECISION.name],
-                "sampler": asdict(sampler),
+                "sampler": fixed.to_json(),
                 "shape": where[:3],
                 "repeats": repeats,
                 "seed": seed,
@@ -157,9 +169,9 @@ class Contest:
         )
         kept = self.bench.cache.get("latency", key)
         if kept is None:
-            found = measure(lanes, sampler, *where, repeats=repeats, seed=seed)
+            found = measure(lanes, fixed, *where, repeats=repeats, seed=seed)
             switch = measure_switch(
-                engines.fleet.engines, sampler, *where, repeats=repeats, seed=seed
+                engines.fleet.engines, fixed, *where, repeats=repeats, seed=seed
             )
             kept = {
                 "by_window": {row.precision: list(row.by_window) for row in found.rows},
@@ -183,13 +195,53 @@ class Contest:
             switch_ms=kept["switch"] / drift,
         )
 
-    def budget(self, sampler: SamplerConfig) -> Budget:
-        """Return the budgets of tasks with a sampler; a share is of full precision's latency."""
+    def passes(self, name: str, windows: int) -> NDArray[np.float64]:
+        """Return the expected passes of a task in each window [W].
+
+        By threshold the mean over full precision's traces of the calibration prompts; of
+        `default`, over the tasks that share its sampler.
+        """
+        sampler = self.bench.sampler(name)
+        if sampler.rule != THRESHOLD:
+            return np.array(passes_by_window(sampler, windows), np.float64)
+        jobs = [name] if name in self.bench.jobs else self._jobs_like(sampler)
+        found = [expected_passes(self.shop.traces[job], windows) for job in jobs]
+        return np.asarray(np.mean(found, axis=0))
+
+    def _jobs_like(self, sampler: SamplerConfig) -> list[str]:
+        return [name for name, job in self.bench.jobs.items() if job.sampler == sampler]
+
+    def passes_as_run(
+        self, engines: Engines, name: str, split: str, schedule: Schedule
+    ) -> NDArray[np.float64]:
+        """Return the passes that a schedule took in each window [W] on prompts of a task.
+
+        How many there are by threshold depends on the engines too: one that is less sure commits
+        less a pass.  With fixed steps they are the expected ones.
+
+        Args:
+            engines: Of the candidate.
+            name: The task's, or `default`.
+            split: "tuning" or "test".
+            schedule: The precision of each window.
+        """
+        sampler = self.bench.sampler(name)
+        if sampler.rule != THRESHOLD:
+            return self.passes(name, schedule.windows)
+        jobs = [name] if name in self.bench.jobs else self._jobs_like(sampler)
+        found = [
+            self.answers(engines, job, getattr(job, split), schedule).passes(schedule.windows)
+            for job in map(self.bench.jobs.__getitem__, jobs)
+        ]
+        return np.asarray(np.mean(found, axis=0))
+
+    def budget(self, name: str) -> Budget:
+        """Return the budgets of a task or `default`; a share is of full precision's latency."""
         config, latency = self.bench.config, None
         if config.has_latency:
-            timing = self.timing(self.shop.default, sampler)
+            timing = self.timing(self.shop.default, self.bench.sampler(name))
             assert timing is not None, "simulated precisions have no latency budget"
-            passes = passes_by_window(sampler, self.shop.default.windows)
+            passes = self.passes(name, self.shop.default.windows)
             full = float(np.dot(passes, timing.by_window[FULL_PRECISION.name]))
             latency = config.latency_bound(full)
         if latency is not None:
@@ -238,7 +290,7 @@ class Contest:
         for name, job in bench.jobs.items():
             found = self.sensitivity(candidate, job)
             own = self.timing(candidate, job.sampler)
-            costs = self._costs(engines, candidate, job.sampler, own)
+            costs = self._costs(engines, candidate, name, own)
             latency = None if own is None else costs.latency_ms
             tasks[name], base = TaskTable.of(found, job.sampler, costs.passes, latency), found.base
         pass_ms = {} if timing is None else {k: np.mean(v) for k, v in timing.by_window.items()}
@@ -307,7 +359,7 @@ class Contest:
         return graded(job.workload, items, answers.ids, self.bench.tokenizer.decode)
 
     def _costs(
-        self, engines: Engines, candidate: Candidate, sampler: SamplerConfig, timing: Timing | None
+        self, engines: Engines, candidate: Candidate, name: str, timing: Timing | None
     ) -> Costs:
         precisions = tuple(reversed(self.bench.precisions))
         latency = None
@@ -316,7 +368,7 @@ class Contest:
         return Costs(
             names=tuple(each.name for each in precisions),
             bits=np.array([each.bits for each in precisions]),
-            passes=np.array(passes_by_window(sampler, candidate.windows), np.float64),
+            passes=self.passes(name, candidate.windows),
             latency_ms=latency,
             families=tuple(each.family for each in precisions),
             family_mib=_family_mib(engines),

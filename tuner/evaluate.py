@@ -24,7 +24,7 @@ from engines.backend import Backend
 from engines.build import Cache
 from engines.model import ModelInfo
 from engines.sampler import Generation, Request, generate
-from engines.schedule import SamplerConfig, Schedule
+from engines.schedule import SamplerConfig, Schedule, window_of
 
 # Rows denoised together where nobody names a batch: large enough for full GEMMs.
 EVALUATION_BATCH = 64
@@ -54,12 +54,25 @@ class Answers:
     Attributes:
         ids: Answer tokens [N, G].
         commit_step: Step in which each token was committed, from 1 [N, G].
-        bits: Mean activation bits of each answer as run [N].
+        bits: Mean activation bits of each answer over its passes, as run [N].
     """
 
     ids: NDArray[np.int64]
     commit_step: NDArray[np.int64]
     bits: NDArray[np.float64]
+
+    def passes(self, windows: int) -> NDArray[np.float64]:
+        """Return the passes in each window [W] as run, mean over the answers.
+
+        A pass is in the window of what was decided before it; each step has committed a token.
+        """
+        count, gen = self.commit_step.shape
+        found: NDArray[np.float64] = np.zeros(windows)
+        for steps in self.commit_step:
+            committed = np.cumsum(np.bincount(steps)[:-1])  # before steps 1, 2, ...
+            found += np.bincount(window_of(committed, gen, windows), minlength=windows)
+        found /= count
+        return found
 
 
 def sampler_of(workload: Workload) -> SamplerConfig:
@@ -127,7 +140,7 @@ def _key(items: Sequence[Item], sampler: SamplerConfig, schedule: Schedule, flee
     parts = {
         "model": asdict(fleet.model),
         "engines": [fleet.keys[name] for name in precisions],
-        "sampler": asdict(sampler),
+        "sampler": sampler.to_json(),
         "prompts": [item.ids for item in items],
         "batch": EVALUATION_BATCH,
     }

@@ -13,7 +13,7 @@ from engines.manifest import DEFAULT_TASK
 from engines.precision import FULL_PRECISION
 from engines.runtime import Answer, Runtime, load_engine
 from engines.sampler import Request, generate
-from engines.schedule import Schedule
+from engines.schedule import Schedule, weighted_mean
 from engines.terminal import Progress, table
 from tuner.objective import wilson_interval
 
@@ -61,7 +61,9 @@ def evaluate_bundle(
             "n": len(texts),
             "accuracy": _share(hits),
             "agreement": _agreement(runtime, target, task, texts, answers),
-            "mean_bits": sum(answer.bits for answer in answers) / len(answers),
+            "mean_bits": weighted_mean(
+                [answer.bits for answer in answers], [answer.passes for answer in answers]
+            ),
             "passes": sum(answer.passes for answer in answers) / len(answers),
             "tokens": sum(answer.tokens for answer in answers) / len(answers),
             "scored_step": scored_step(workload.scored, answers),

@@ -2,7 +2,7 @@
 
 Beside each shipped schedule stand full precision, every uniform schedule, the best uniform one
 within the budgets, and the same bits permuted over the windows, all on the same prompts and timed
-in the same rounds.
+in the same rounds.  Bits and milliseconds are of the passes that these prompts took.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from engines.manifest import DEFAULT_TASK
 from engines.precision import FULL_PRECISION
-from engines.schedule import Schedule, passes_by_window, weighted_mean
+from engines.schedule import Schedule, weighted_mean
 from engines.terminal import Progress
 from tuner.choice import Choice
 from tuner.contest import Contest
@@ -73,6 +73,13 @@ def judge(contest: Contest, candidate: Candidate, choices: Mapping[str, Choice])
         name: entries(choice, names, bench.effort.permutations, bench.config.seed)
         for name, choice in choices.items()
     }
+    answers = sum(len(lists[name]) * len(job.test) for name in choices for job in groups[name])
+    progress = Progress(answers, "judging on test prompts, answers")
+    passes = {
+        f"{name}/{each.label}": contest.passes_as_run(engines, name, "test", each.schedule)
+        for name, found in lists.items()
+        for each in found
+    }
     timed = time_schedules(
         contest,
         candidate,
@@ -81,10 +88,9 @@ def judge(contest: Contest, candidate: Candidate, choices: Mapping[str, Choice])
             for name, found in lists.items()
             for each in found
         },
+        passes,
     )
     verdicts = []
-    answers = sum(len(lists[name]) * len(job.test) for name in choices for job in groups[name])
-    progress = Progress(answers, "judging on test prompts, answers")
     for name, choice in choices.items():
         jobs = groups[name]
         rows = []
@@ -92,13 +98,12 @@ def judge(contest: Contest, candidate: Candidate, choices: Mapping[str, Choice])
             right, same = _pooled(contest, engines, jobs, each.schedule)
             progress.advance(len(same), f"{name}: {each.label}")
             took = None if timed is None else timed[f"{name}/{each.label}"]
-            passes = passes_by_window(bench.sampler(name), each.schedule.windows)
             bits = [engines.folder.precisions[p].bits for p in each.schedule.precisions]
             rows.append(
                 Measured(
                     label=each.label,
                     schedule=each.schedule,
-                    mean_bits=weighted_mean(bits, passes),
+                    mean_bits=weighted_mean(bits, passes[f"{name}/{each.label}"].tolist()),
                     ms=None if took is None else (took.median, took.low, took.high),
                     accuracy=None if right is None else _share(right),
                     agreement=_share(same),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -26,7 +26,12 @@ from engines.files import digest_file
 from engines.measure import measure, measure_switch
 from engines.ort import OrtBackend, OrtOptions
 from engines.precision import FULL_PRECISION, Precision
-from engines.schedule import SamplerConfig, passes_by_window
+from engines.schedule import (
+    LOW_CONFIDENCE,
+    SamplerConfig,
+    fixed_steps_like,
+    passes_by_window,
+)
 from engines.terminal import Progress
 from engines.text import tokenizer_from_file
 from exporter.folder import EXPORT, Export
@@ -79,7 +84,7 @@ class Setting:
     def identity(self) -> str:
         """Digest of everything that decides the table."""
         prompts = [
-            [name, asdict(task.sampler), [asdict(item.prompt) for item in task.items]]
+            [name, task.sampler.to_json(), [asdict(item.prompt) for item in task.items]]
             for name, task in self.tasks.items()
         ]
         export = digest_file(self.export.folder / EXPORT).sha256
@@ -88,13 +93,13 @@ class Setting:
     def rows(self, name: str) -> int:
         """Return the forward passes of single rows that a task takes, at most."""
         task = self.tasks[name]
-        steps = task.sampler.steps
-        by_window = [n for n in passes_by_window(task.sampler, self.windows) if n]
+        most = replace(task.sampler, rule=LOW_CONFIDENCE, threshold=None)  # as many steps
+        by_window = [n for n in passes_by_window(most, self.windows) if n]
         if self.config.influence == "remask":
             travelled = 2 * (len(by_window) - 1)
         else:
             travelled = sum(sum(by_window[w:]) for w in range(len(by_window) - 1))
-        return len(task.items) * (steps * len(self.precisions) + travelled)
+        return len(task.items) * (most.steps * len(self.precisions) + travelled)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,15 +184,16 @@ class _Bench:
     def timing(self, sampler: SamplerConfig) -> dict[str, Any]:
         """Return milliseconds of a pass of each executed precision, measured in turns.
 
-        Keys are `pass` {precision: ms}, `by_window` {precision: [ms] [W]} and `switch`.
+        By threshold they are of fixed steps of the same lengths: a pass costs the same.  Keys are
+        `pass` {precision: ms}, `by_window` {precision: [ms] [W]} and `switch`.
         """
         setting, shape = self.setting, self.setting.export.shape
-        config = setting.config
+        config, fixed = setting.config, fixed_steps_like(sampler, setting.windows)
         names = [each.name for each in setting.precisions if not each.simulated]
         where = (setting.windows, shape.batch[1], shape.prompt[1])
         asked = {
             "engines": [[name, self.keys[name]] for name in names],
-            "sampler": asdict(sampler),
+            "sampler": fixed.to_json(),
             "shape": where,
             "repeats": config.repeats,
             "seed": config.seed,
@@ -197,8 +203,8 @@ class _Bench:
         if kept is None:
             lanes = {name: self.engines[name] for name in names}
             model, repeats, seed = setting.export.model, config.repeats, config.seed
-            found = measure(lanes, sampler, *where, model, repeats=repeats, seed=seed)
-            switch = measure_switch(lanes, sampler, *where, model, repeats=repeats, seed=seed)
+            found = measure(lanes, fixed, *where, model, repeats=repeats, seed=seed)
+            switch = measure_switch(lanes, fixed, *where, model, repeats=repeats, seed=seed)
             kept = {
                 "pass": {row.precision: row.latency_ms for row in found.rows},
                 "by_window": {row.precision: list(row.by_window) for row in found.rows},

@@ -18,9 +18,9 @@ class Measured:
     Attributes:
         label: What it stands for in the comparison.
         schedule: The precision of each window.
-        mean_bits: Mean activation bits over the passes.
-        ms: (median, low, high) milliseconds a sequence at the declared shape, 95 %; None where
-            the schedule is simulated.
+        mean_bits: Mean activation bits over the passes, as run on the test prompts.
+        ms: (median, low, high) milliseconds a sequence at the declared shape, 95 %, with the
+            passes as run; None where the schedule is simulated.
         accuracy: (share, low, high) of test prompts answered right, 95 %; None without a grader.
         agreement: (share, low, high) of test prompts answered as full precision does, 95 %.
         n: Test prompts.

@@ -80,7 +80,7 @@ class TaskTable:
     """A task's sensitivity: W windows, P precisions of the table.
 
     Attributes:
-        steps: Passes of an answer.
+        steps: Passes of an answer, the most of them by threshold.
         gen_length: Tokens of an answer.
         block_length: Tokens denoised together.
         sampler: Name of the rule by which tokens are committed.
@@ -126,7 +126,10 @@ class TaskTable:
             influence=found.influence,
             gain=found.gain,
             n_prompts=found.n_prompts,
-            extra={key: value for key, value in content.items() if key not in _OWN_KEYS},
+            extra={
+                **({} if sampler.threshold is None else {"threshold": sampler.threshold}),
+                **{key: value for key, value in content.items() if key not in _OWN_KEYS},
+            },
         )
 
 

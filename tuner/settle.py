@@ -2,21 +2,27 @@
 
 The allocation adds up windows; what ships runs them in a row.  Where that takes longer than the
 budget, the budget is tightened by as much and the choice made anew.
+
+By threshold a whole sequence takes passes that depend on the data.  Timed are fixed steps of the
+same lengths, whole sequences too, and each of their passes counts as often as the schedule itself
+took passes in that window on the prompts at hand; so a schedule that is less sure of its tokens
+and takes more passes is charged for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from engines.build import digest_json
 from engines.errors import BudgetError
 from engines.manifest import DEFAULT_TASK
 from engines.measure import Interval, measure_schedules
 from engines.precision import FULL_PRECISION
-from engines.schedule import SamplerConfig, Schedule
+from engines.schedule import THRESHOLD, SamplerConfig, Schedule, fixed_steps_like
 from tuner.choice import Choice
 from tuner.contest import Contest
+from tuner.costs import Reals
 from tuner.space import Candidate
 
 # How often a schedule that misses its latency is chosen anew.
@@ -70,7 +76,7 @@ def _tightened(
         return tighter, tighter.choices(candidate)
     except BudgetError as error:
         least = error.nearest.get("latency_ms")
-        budget = contest.budget(contest.bench.sampler(DEFAULT_TASK)).latency_ms
+        budget = contest.budget(DEFAULT_TASK).latency_ms
         if least is None or budget is None:
             raise
         # A little more than the least, which is the cheapest schedule's own latency.
@@ -81,15 +87,18 @@ def _tightened(
 def overshoot(contest: Contest, candidate: Candidate, choices: Mapping[str, Choice]) -> float:
     """Return by what factor the worst schedule misses its latency, or 1.
 
-    A share of full precision is taken of full precision in the same rounds.
+    A share of full precision is taken of full precision in the same rounds, and passes are those
+    that tuning prompts took.
     """
-    bench = contest.bench
+    bench, engines = contest.bench, contest.shop.engines(candidate)
     wanted: dict[str, tuple[Schedule, SamplerConfig]] = {}
+    passes: dict[str, Reals] = {}
     for name, choice in choices.items():
         full = Schedule.uniform(FULL_PRECISION.name, choice.schedule.windows)
-        wanted[name] = (choice.schedule, bench.sampler(name))
-        wanted[f"full {name}"] = (full, bench.sampler(name))
-    timed = time_schedules(contest, candidate, wanted)
+        for label, schedule in ((name, choice.schedule), (f"full {name}", full)):
+            wanted[label] = (schedule, bench.sampler(name))
+            passes[label] = contest.passes_as_run(engines, name, "tuning", schedule)
+    timed = time_schedules(contest, candidate, wanted, passes)
     assert timed is not None, "simulated precisions have no latency budget"
     worst = 1.0
     for name in choices:
@@ -100,19 +109,40 @@ def overshoot(contest: Contest, candidate: Candidate, choices: Mapping[str, Choi
 
 
 def time_schedules(
-    contest: Contest, candidate: Candidate, schedules: Mapping[str, tuple[Schedule, SamplerConfig]]
+    contest: Contest,
+    candidate: Candidate,
+    schedules: Mapping[str, tuple[Schedule, SamplerConfig]],
+    passes: Mapping[str, Reals],
 ) -> dict[str, Interval] | None:
     """Return milliseconds a sequence at the declared shape, by label; None if simulated.
 
     Measured in one run, in turns, and kept in the cache.
+
+    Args:
+        contest: Has the engines.
+        candidate: Whose.
+        schedules: A schedule and its sampler, by label.
+        passes: Of each in each window [W], by label; read where they depend on the data.
     """
     bench = contest.bench
     if bench.simulated:
         return None
     engines, shape = contest.shop.engines(candidate), bench.export.shape
+    keys = {
+        label: digest_json(
+            [schedule.precisions, sampler.to_json()]
+            + ([passes[label].tolist()] if sampler.rule == THRESHOLD else [])
+        )
+        for label, (schedule, sampler) in schedules.items()
+    }
     distinct = {
-        digest_json([schedule.precisions, asdict(sampler)]): (schedule, sampler)
-        for schedule, sampler in schedules.values()
+        keys[label]: (schedule, fixed_steps_like(sampler, schedule.windows))
+        for label, (schedule, sampler) in schedules.items()
+    }
+    counts = {
+        keys[label]: passes[label]
+        for label, (_, sampler) in schedules.items()
+        if sampler.rule == THRESHOLD
     }
     rounds = max(bench.effort.repeats, _FEWEST_REPEATS)
     batch, length = shape.batch[1], shape.prompt[1]
@@ -134,10 +164,8 @@ def time_schedules(
             engines.folder.model,
             repeats=rounds,
             seed=bench.config.seed,
+            passes=counts,
         )
         kept = {name: [each.median, each.low, each.high] for name, each in found.items()}
         bench.cache.put("schedules", key, kept)
-    return {
-        label: Interval(*kept[digest_json([schedule.precisions, asdict(sampler)])])
-        for label, (schedule, sampler) in schedules.items()
-    }
+    return {label: Interval(*kept[key]) for label, key in keys.items()}

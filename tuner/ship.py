@@ -52,7 +52,7 @@ def ship(
     manifest = {
         "cadenza": __version__,
         "model": asdict(engines.folder.model),
-        "sampler": asdict(engines.folder.sampler),
+        "sampler": engines.folder.sampler.to_json(),
         "targets": [bench.config.target],
         "shape": asdict(engines.folder.shape),
         "precisions": [asdict(engines.folder.precisions[name]) for name in used],
@@ -156,10 +156,10 @@ def _task(contest: Contest, name: str, choice: Choice, verdict: Verdict | None) 
     job = bench.jobs.get(name)
     sampler = bench.sampler(name)
     says = job.workload.says if job is not None else "any request without a task"
-    asked = replace(contest, tighten=1.0).budget(sampler)
+    asked = replace(contest, tighten=1.0).budget(name)
     return {
         "windows": choice.schedule.windows,
-        "sampler": asdict(sampler),
+        "sampler": sampler.to_json(),
         "says": says,
         "targets": {
             bench.config.target: {

@@ -14,7 +14,7 @@ from calib_data.workload import Workload, workload_from_spec
 from engines.build import Cache, digest_json
 from engines.errors import InputError
 from engines.precision import FULL_PRECISION, Precision, precision_from_name
-from engines.schedule import SamplerConfig, passes_by_window
+from engines.schedule import SamplerConfig, fixed_steps_like, passes_by_window
 from engines.text import Tokenizer, tokenizer_from_file
 from exporter.folder import Export, read_export
 from tuner.config import Effort, TuneConfig
@@ -75,7 +75,7 @@ class Workbench:
         """Digest of tasks, settings and prompts."""
         return digest_json(
             [
-                [name, asdict(job.sampler), [asdict(item.prompt) for item in items]]
+                [name, job.sampler.to_json(), [asdict(item.prompt) for item in items]]
                 for name, job in self.jobs.items()
                 for items in (job.calibration, job.tuning, job.test)
             ]
@@ -192,7 +192,7 @@ def task_of(spec: str, export: Export, windows: int) -> tuple[Workload, SamplerC
                 gen_length=known.sampler.gen_length,
                 block_length=known.sampler.block_length,
             )
-        sampler = sampler_of(workload)
+        sampler = sampler_of(workload) if known is None else known.sampler
     except ValueError as error:
         raise InputError(f"task {spec!r}: {error}") from error
     if known is None and workload.source == "builtin" and name not in export.tasks:
@@ -201,7 +201,7 @@ def task_of(spec: str, export: Export, windows: int) -> tuple[Workload, SamplerC
             f"export again with --task {name}"
         )
     try:
-        passes_by_window(sampler, windows)
+        passes_by_window(fixed_steps_like(sampler, windows), windows)
     except ValueError as error:
         raise InputError(f"task {name!r}: {error}; export again with fewer --windows") from error
     return workload, sampler

@@ -96,13 +96,13 @@ def test_a_share_is_of_full_precision_s_whole_sequence_and_tightened_like_millis
     sampler = contest.bench.jobs["edit"].sampler
     full = 4.0 * sum(passes_by_window(sampler, 3))
     half = asking(contest, latency_share=0.5)
-    assert half.budget(sampler).latency_ms == pytest.approx(0.5 * full)
-    assert replace(half, tighten=0.9).budget(sampler).latency_ms == pytest.approx(0.45 * full)
+    assert half.budget("edit").latency_ms == pytest.approx(0.5 * full)
+    assert replace(half, tighten=0.9).budget("edit").latency_ms == pytest.approx(0.45 * full)
     named = asking(contest, latency_ms=30.0, mean_bits=9.0, memory_mib=5.0)
-    assert replace(named, tighten=0.5).budget(sampler).latency_ms == 15.0
-    assert named.budget(sampler).mean_bits == 9.0
-    assert named.budget(sampler).memory_mib == 5.0
-    assert contest.budget(sampler).latency_ms is None
+    assert replace(named, tighten=0.5).budget("edit").latency_ms == 15.0
+    assert named.budget("edit").mean_bits == 9.0
+    assert named.budget("edit").memory_mib == 5.0
+    assert contest.budget("edit").latency_ms is None
 
 
 def test_a_result_has_a_choice_for_each_task_and_for_default_within_the_budgets(

@@ -39,7 +39,10 @@ def takes(monkeypatch: pytest.MonkeyPatch, ms_of: Callable[[Schedule], float]) -
     """Let whole sequences take what a function says."""
 
     def timed(
-        contest: Contest, candidate: object, schedules: dict[str, tuple[Schedule, SamplerConfig]]
+        contest: Contest,
+        candidate: object,
+        schedules: dict[str, tuple[Schedule, SamplerConfig]],
+        *_: object,
     ) -> dict[str, Interval]:
         return {
             label: Interval(ms_of(schedule), ms_of(schedule), ms_of(schedule))
@@ -62,10 +65,10 @@ def test_schedules_are_timed_in_one_run_each_once_and_never_again(
     monkeypatch.setattr(room, "measure_schedules", measured)
     wanted = dict.fromkeys(("a", "b"), (MIXED, sampler))
     wanted["c"] = (Schedule.uniform("fp32", 3), sampler)
-    first = time_schedules(contest, contest.shop.default, wanted)
+    first = time_schedules(contest, contest.shop.default, wanted, {})
     assert first == dict.fromkeys("abc", Interval(2.0, 1.0, 9.0))
     assert asked == [{MIXED, Schedule.uniform("fp32", 3)}]
-    assert time_schedules(contest, contest.shop.default, wanted) == first
+    assert time_schedules(contest, contest.shop.default, wanted, {}) == first
     assert len(asked) == 1
 
 
