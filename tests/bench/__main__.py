@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from tests.bench import generate, tuning
+from tests.bench import generate, profiling, tuning
 from tests.bench.figure import Figure
 
 FIGURES: dict[str, Callable[[], Figure]] = {
@@ -16,6 +16,8 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "runtime_overhead": generate.runtime_overhead,
     "full_precision_generations": generate.full_precision_generations,
     "allocate_16x4": tuning.allocate_16x4,
+    "profile_passes": profiling.profile_passes,
+    "profile_wall": profiling.profile_wall,
     "rebuild_count": tuning.rebuild_count,
 }
 
