@@ -19,7 +19,7 @@ from tests.bench.figure import Figure, median_interval, seconds_of
 from tests.bench.generate import EXPORT, ROOT
 from tuner.config import ProfileConfig
 from tuner.gain import summarize
-from tuner.profile import ProfiledTask, Setting, prepare_profile
+from tuner.profile_setting import ProfiledTask, Setting, prepare_profile
 from tuner.sensitivity import prompt_tables
 from tuner.workshop import engine_spec, trace_items
 

@@ -24,8 +24,9 @@ from tuner import profile as rooms
 from tuner.config import ProfileConfig
 from tuner.contest import Contest
 from tuner.gain import PROXIES, TaskSensitivity, summarize
-from tuner.profile import prepare_profile, profile
+from tuner.profile import profile
 from tuner.profile_report import closing_table
+from tuner.profile_setting import prepare_profile
 from tuner.sensitivity import PromptTables
 from tuner.sensitivity_file import Sensitivity
 from tuner.tables import Question, scored_positions
