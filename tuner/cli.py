@@ -164,8 +164,9 @@ def _profile_parser() -> argparse.ArgumentParser:
 
 
 def _profile(args: argparse.Namespace) -> int:
-    from tuner.profile import prepare_profile, profile, seconds_a_row
+    from tuner.profile import profile
     from tuner.profile_report import closing_table, foreseen, summary
+    from tuner.profile_setting import prepare_profile, seconds_a_row
 
     try:
         config = ProfileConfig(

@@ -27,6 +27,7 @@ from tuner.config import TuneConfig
 from tuner.contest import Contest
 from tuner.folder import TRIALS, tune_folder, write_json
 from tuner.judge import judge
+from tuner.profile_report import indistinct
 from tuner.report import Verdict, verdict_json
 from tuner.search import open_study, search
 from tuner.settle import Settled, settle
@@ -154,6 +155,10 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
     counts = {"built": contest.shop.built.built, "reused": contest.shop.built.reused}
     say(f"{counts['built']} engines built, {counts['reused']} reused from the cache")
     summary = _summary(bundle, verdicts, {"made": True, "engines": counts, **facts})
+    for name, job in bench.jobs.items():
+        found = contest.sensitivity(winner.candidate, job)
+        if found.indistinct:
+            say(f"{name}: {indistinct(found)}")
     write_json(work / "sensitivity.json", contest.profile(winner.candidate).to_json())
     write_json(work / "result.json", summary)
     return Outcome(

@@ -9,7 +9,6 @@ where a task was finished, and another proxy, seed or base costs no pass.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -17,84 +16,29 @@ from typing import Any, cast
 
 import numpy as np
 
-from calib_data.workload import Workload
 from engines.backend import Backend
 from engines.build import BuildLog, Cache, EngineSpec, digest_json, engine_key
 from engines.document import document_from_text
 from engines.errors import CadenzaError, InputError
-from engines.files import digest_file
 from engines.measure import measure, measure_switch
-from engines.ort import OrtBackend, OrtOptions
-from engines.precision import FULL_PRECISION, Precision
-from engines.schedule import SamplerConfig, passes_by_window
+from engines.ort import OrtOptions
+from engines.precision import FULL_PRECISION
+from engines.schedule import (
+    SamplerConfig,
+    fixed_steps_like,
+)
 from engines.terminal import Progress
-from engines.text import tokenizer_from_file
-from exporter.folder import EXPORT, Export
 from tuner.config import ProfileConfig
 from tuner.costs import Reals
-from tuner.evaluate import Item
 from tuner.folder import write_json
 from tuner.gain import TaskSensitivity, summarize
-from tuner.replay import BATCH
+from tuner.profile_setting import Setting, prepare_profile
 from tuner.sensitivity import PromptTables, prompt_tables
 from tuner.sensitivity_file import Profiled, Sensitivity, TaskTable
 from tuner.tables import Question, answered, scored_positions
-from tuner.workbench import export_for, items_of, own_tasks, precisions_of, task_of
 from tuner.workshop import engine_spec, trace_items
 
 MIB = float(1 << 20)
-
-
-@dataclass(frozen=True)
-class ProfiledTask:
-    """One task with its calibration prompts, tokenized."""
-
-    workload: Workload
-    sampler: SamplerConfig
-    items: tuple[Item, ...]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Everything that a profile works on, read and checked before anything runs.
-
-    Attributes:
-        config: What was asked for.
-        export: The graphs.
-        windows: W.
-        precisions: Of the table, fewest bits first; full precision is among them.
-        base: Name of the one that gains are counted from: of fewest bits among the executed ones
-            beside full precision, or among all where there are none.
-        tasks: By name.
-    """
-
-    config: ProfileConfig
-    export: Export
-    windows: int
-    precisions: tuple[Precision, ...]
-    base: str
-    tasks: Mapping[str, ProfiledTask]
-
-    @property
-    def identity(self) -> str:
-        """Digest of everything that decides the table."""
-        prompts = [
-            [name, asdict(task.sampler), [asdict(item.prompt) for item in task.items]]
-            for name, task in self.tasks.items()
-        ]
-        export = digest_file(self.export.folder / EXPORT).sha256
-        return self.config.identity(export, digest_json(prompts))
-
-    def rows(self, name: str) -> int:
-        """Return the forward passes of single rows that a task takes, at most."""
-        task = self.tasks[name]
-        steps = task.sampler.steps
-        by_window = [n for n in passes_by_window(task.sampler, self.windows) if n]
-        if self.config.influence == "remask":
-            travelled = 2 * (len(by_window) - 1)
-        else:
-            travelled = sum(sum(by_window[w:]) for w in range(len(by_window) - 1))
-        return len(task.items) * (steps * len(self.precisions) + travelled)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,15 +123,16 @@ class _Bench:
     def timing(self, sampler: SamplerConfig) -> dict[str, Any]:
         """Return milliseconds of a pass of each executed precision, measured in turns.
 
-        Keys are `pass` {precision: ms}, `by_window` {precision: [ms] [W]} and `switch`.
+        By threshold they are of fixed steps of the same lengths: a pass costs the same.  Keys are
+        `pass` {precision: ms}, `by_window` {precision: [ms] [W]} and `switch`.
         """
         setting, shape = self.setting, self.setting.export.shape
-        config = setting.config
+        config, fixed = setting.config, fixed_steps_like(sampler, setting.windows)
         names = [each.name for each in setting.precisions if not each.simulated]
         where = (setting.windows, shape.batch[1], shape.prompt[1])
         asked = {
             "engines": [[name, self.keys[name]] for name in names],
-            "sampler": asdict(sampler),
+            "sampler": fixed.to_json(),
             "shape": where,
             "repeats": config.repeats,
             "seed": config.seed,
@@ -197,8 +142,8 @@ class _Bench:
         if kept is None:
             lanes = {name: self.engines[name] for name in names}
             model, repeats, seed = setting.export.model, config.repeats, config.seed
-            found = measure(lanes, sampler, *where, model, repeats=repeats, seed=seed)
-            switch = measure_switch(lanes, sampler, *where, model, repeats=repeats, seed=seed)
+            found = measure(lanes, fixed, *where, model, repeats=repeats, seed=seed)
+            switch = measure_switch(lanes, fixed, *where, model, repeats=repeats, seed=seed)
             kept = {
                 "pass": {row.precision: row.latency_ms for row in found.rows},
                 "by_window": {row.precision: list(row.by_window) for row in found.rows},
@@ -206,69 +151,6 @@ class _Bench:
             }
             self.cache.put("passes", key, kept)
         return cast("dict[str, Any]", kept)
-
-
-def prepare_profile(config: ProfileConfig) -> Setting:
-    """Return what a profile works on.
-
-    Raises:
-        InputError: The export is damaged, or a name or a prompt in the arguments is at fault.
-    """
-    export = export_for(config.export, config.target)
-    names = tuple(dict.fromkeys((*config.precisions, FULL_PRECISION.name)))
-    chosen = precisions_of(names if config.precisions else tuple(export.precisions), export)
-    precisions = tuple(sorted(chosen, key=lambda each: (each.bits, each.weight_bits, each.name)))
-    windows = export.windows if config.windows is None else config.windows
-    tokenizer = tokenizer_from_file(export.tokenizer, export.model)
-    tasks: dict[str, ProfiledTask] = {}
-    for spec in config.tasks or own_tasks(export):
-        workload, sampler = task_of(spec, export, windows)
-        if workload.name in tasks:
-            raise InputError(f"the task {workload.name!r} is given twice; name it once")
-        items = items_of(
-            workload,
-            sampler,
-            "calibration",
-            config.prompts_per_task,
-            config.seed,
-            export,
-            tokenizer,
-        )
-        tasks[workload.name] = ProfiledTask(workload, sampler, items)
-    cheaper = [each for each in precisions if each.name != FULL_PRECISION.name]
-    executed = [each for each in cheaper if not each.simulated]
-    base = next(iter(executed or cheaper or precisions)).name
-    return Setting(config, export, windows, precisions, base, tasks)
-
-
-def seconds_a_row(setting: Setting) -> float:
-    """Return what a forward pass of a row takes full precision, from one batch; keeps nothing.
-
-    Raises:
-        BackendError: The engine cannot be loaded or failed.
-    """
-    _, spec = engine_spec(
-        setting.export,
-        FULL_PRECISION.name,
-        "shared",
-        OrtOptions(provider=setting.config.target),
-    )
-    engine = OrtBackend.load(None, spec.trace, spec.precision, options=spec.options)
-    task = next(iter(setting.tasks.values()))
-    items = (task.items * BATCH)[:BATCH]
-    sampler = task.sampler
-    length = max(len(item.ids) for item in items)
-    ids = np.full((BATCH, length + sampler.gen_length), setting.export.model.mask_id, np.int64)
-    for row, item in enumerate(items):
-        ids[row, : len(item.ids)] = item.ids
-    commits = max(sampler.commits)
-    positions = np.tile(np.arange(length, length + commits), (BATCH, 1))
-    took = []
-    for _ in range(2):  # the first warms up
-        began = time.perf_counter()
-        engine.logits(ids, np.ones(ids.shape, np.bool_), positions, np.zeros(BATCH, np.float32))
-        took.append(time.perf_counter() - began)
-    return took[-1] / BATCH
 
 
 def profile(

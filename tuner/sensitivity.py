@@ -28,9 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.backend import Backend, Floats, served_from_logits
+from engines.commit import choose
 from engines.errors import BackendError
 from engines.model import ModelInfo
-from engines.schedule import SamplerConfig
+from engines.schedule import THRESHOLD, SamplerConfig
 from engines.trace import Trace, TraceStep
 from tuner.costs import Indices, Reals
 from tuner.influence import counterfactual_influence, remask_influence
@@ -287,20 +288,25 @@ class _Commits:
 
 
 def _made(part: Batch, logits: Floats, commits: _Commits, prompts: Prompts) -> NDArray[np.bool_]:
-    """Return which of the trace's commits [C] the sampler's rule makes with these logits.
-
-    The rule commits as many of the most probable positions as the trace's step did; ties go to
-    the lowest position.
-    """
+    """Return which of the trace's commits [C] the sampler's rule makes with these logits."""
     served = served_from_logits(logits)
     asked = np.array([len(state.asked) for state in part.states])
-    counts = np.array(
-        [len(prompts.traces[state.trace].steps[state.step].positions) for state in part.states]
+    traces = [prompts.traces[state.trace] for state in part.states]
+    samplers = [trace.request.sampler for trace in traces]
+    by_threshold = np.array([sampler.rule == THRESHOLD for sampler in samplers])
+    counts = [
+        len(trace.steps[state.step].positions)
+        for trace, state in zip(traces, part.states, strict=True)
+    ]
+    least = [1.0 if sampler.threshold is None else sampler.threshold for sampler in samplers]
+    made = choose(
+        served.probability,
+        asked,
+        np.where(by_threshold, 1, counts),
+        np.where(by_threshold, least, np.inf) if by_threshold.any() else None,
     )
-    probability = np.where(np.arange(logits.shape[1]) < asked[:, None], served.probability, -1.0)
-    order = (-probability).argsort(axis=1, kind="stable")
-    chosen = np.zeros(probability.shape, np.bool_)
-    np.put_along_axis(chosen, order, np.arange(logits.shape[1]) < counts[:, None], axis=1)
+    chosen = np.zeros(served.probability.shape, np.bool_)
+    chosen[made.rows, made.columns] = True
     at = commits.rows, commits.columns
-    made: NDArray[np.bool_] = chosen[at] & (served.tokens[at] == commits.tokens)
-    return made
+    found: NDArray[np.bool_] = chosen[at] & (served.tokens[at] == commits.tokens)
+    return found

@@ -51,7 +51,10 @@ class Question:
     @property
     def key(self) -> str:
         """Digest of all of it."""
-        parts = asdict(self) | {"engines": list(self.engines.items())}
+        parts = asdict(self) | {
+            "engines": list(self.engines.items()),
+            "sampler": self.sampler.to_json(),
+        }
         return digest_json(parts)
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from tests.bench import allocation, generate, tuning
+from tests.bench import allocation, generate, profiling, tuning
 from tests.bench.figure import Figure
 
 FIGURES: dict[str, Callable[[], Figure]] = {
@@ -24,6 +24,8 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "allocate_64x6_front_switch": partial(
         allocation.front_64x6, "allocate_64x6_front_switch", allocation.SWITCH_SHARE
     ),
+    "profile_passes": profiling.profile_passes,
+    "profile_wall": profiling.profile_wall,
     "rebuild_count": tuning.rebuild_count,
 }
 

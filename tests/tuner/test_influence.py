@@ -10,7 +10,16 @@ from engines.backend import Backend, FakeBackend
 from engines.errors import BackendError
 from engines.precision import precision_from_name
 from engines.trace import Trace
-from tests.tuner.test_sensitivity import MASK, MODEL, SAMPLER, W, engine, logits_of, traces
+from tests.tuner.test_sensitivity import (
+    BY_THRESHOLD,
+    MASK,
+    MODEL,
+    SAMPLER,
+    W,
+    engine,
+    logits_of,
+    traces,
+)
 from tuner.sensitivity import PromptTables, prompt_tables
 
 STEPS = SAMPLER.steps // W
@@ -90,6 +99,14 @@ def test_nothing_travels_where_the_model_reads_no_commits() -> None:
         influence="counterfactual",
     )
     assert (found.influence == 1.0).all()
+
+
+def test_by_threshold_the_answer_goes_on_from_wherever_the_target_left_the_window() -> None:
+    made = traces(engine(), sampler=BY_THRESHOLD)
+    found = counterfactual(made, engine("int8", 1.0), engine())
+    assert (found.influence >= 1.0).all() and (found.influence > 1.0).any()
+    whole = sum(len(trace.steps) for trace in made)
+    assert whole < found.rows < whole * (1 + W)
 
 
 def test_the_target_is_the_one_named_else_the_one_of_fewest_bits() -> None:

@@ -11,21 +11,25 @@ import numpy as np
 import pytest
 
 from cadenza import main
+from calib_data.workload import workload_from_name
 from engines.build import Cache
 from engines.document import document_from_text
 from engines.errors import InputError
-from engines.schedule import passes_by_window
+from engines.sampler import Generation, Request
+from engines.schedule import SamplerConfig, Schedule, passes_by_window
+from engines.trace import Trace
 from exporter.folder import Export
 from tests.tuner.tuning import bench_of, snapshot
 from tuner import profile as rooms
 from tuner.config import ProfileConfig
 from tuner.contest import Contest
 from tuner.gain import PROXIES, TaskSensitivity, summarize
-from tuner.profile import prepare_profile, profile
+from tuner.profile import profile
 from tuner.profile_report import closing_table
+from tuner.profile_setting import prepare_profile
 from tuner.sensitivity import PromptTables
 from tuner.sensitivity_file import Sensitivity
-from tuner.tables import Question
+from tuner.tables import Question, scored_positions
 from tuner.workshop import Workshop
 
 N = 4
@@ -59,6 +63,20 @@ class Profiler:
     def table(self) -> Sensitivity:
         """Return the file as an allocation reads it."""
         return Sensitivity.from_json(document_from_text(self.file.read_text(), "s.json"))
+
+
+@pytest.fixture(autouse=True)
+def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time each engine twice only: how long passes take decides nothing here."""
+
+    def once(own: Any) -> Any:
+        def timed(*args: Any, **how: Any) -> Any:
+            return own(*args, **(how | {"repeats": 2}))
+
+        return timed
+
+    for name in ("measure", "measure_switch"):
+        monkeypatch.setattr(rooms, name, once(getattr(rooms, name)))
 
 
 @pytest.fixture
@@ -311,6 +329,29 @@ def test_windows_that_cannot_be_told_apart_are_marked_and_a_mixed_schedule_is_ca
     assert [row[-1] for row in rows[3:5]] == ["-", "-"]
     assert "same: no two windows can be told apart on 30 prompts" in said
     assert "other: no two" not in said
+
+
+@pytest.mark.parametrize(
+    ("scored", "answer", "read"),
+    [
+        ("all", (3, 4, 9, 9), [0, 1, 2]),
+        ("all", (3, 4, 5, 6), [0, 1, 2, 3]),
+        ("start", (3, 4, 9, 9), [0]),
+        ("end", (3, 4, 9, 9), [1]),
+        ("end", (3, 4, 5, 6), [3]),
+        ("end", (9, 9, 9, 9), [0]),
+    ],
+)
+def test_scored_are_the_tokens_that_a_grader_reads_up_to_the_end_of_the_text(
+    scored: str, answer: tuple[int, ...], read: list[int]
+) -> None:
+    workload = replace(workload_from_name("edit"), scored=scored)
+    request = Request(prompt=(1,), sampler=SamplerConfig(), schedule=Schedule(("fp32",)))
+    done = Generation(
+        ids=answer, passes=2, tokens=0, bits=32.0, engine_ms=(0.0,), commit_step=(1,) * 4
+    )
+    mask = scored_positions(workload, eos_id=9)(Trace(request, done, ()))
+    assert np.flatnonzero(mask).tolist() == read
 
 
 def test_a_question_s_key_follows_everything_that_decides_the_answer(exported: Export) -> None:

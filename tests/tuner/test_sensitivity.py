@@ -28,6 +28,7 @@ MODEL = ModelInfo(
     digest="0" * 64,
 )
 SAMPLER = SamplerConfig(steps=6, gen_length=12, block_length=6)
+BY_THRESHOLD = SamplerConfig(gen_length=12, block_length=6, rule="threshold", threshold=0.6)
 W = 3
 
 
@@ -54,13 +55,13 @@ def engine(name: str = "fp32", noise: float = 0.0, reads: bool = True) -> FakeBa
     return FakeBackend(precision_from_name(name), logits_of(noise, reads))
 
 
-def traces(full: FakeBackend, count: int = 5) -> list[Trace]:
+def traces(full: FakeBackend, count: int = 5, sampler: SamplerConfig = SAMPLER) -> list[Trace]:
     rng = np.random.default_rng(1)
     prompts = [tuple(rng.integers(0, EOS, rng.integers(1, 7)).tolist()) for _ in range(count)]
     schedule = Schedule.uniform("fp32", W)
     return record(
         [
-            Request(prompt=prompt, sampler=SAMPLER, schedule=schedule, task="t")
+            Request(prompt=prompt, sampler=sampler, schedule=schedule, task="t")
             for prompt in prompts
         ],
         full,
@@ -122,6 +123,27 @@ def test_moves_are_the_commits_that_the_sampler_would_not_make_from_the_same_sta
             assert step.positions.min() >= start
     assert got.moves is not None and (got.moves[..., 0] == want).all()
     assert want.sum() > got.flips.sum()  # it sees order, too
+
+
+def test_by_threshold_moves_are_counted_by_its_own_rule() -> None:
+    made, other = traces(engine(), sampler=BY_THRESHOLD), engine("int8", noise=0.5)
+    assert len({len(step.positions) for trace in made for step in trace.steps}) > 1
+    got = tables(made, other, engine("w16a16"), with_moves=True)
+    assert got.moves is not None and (got.moves[..., 1] == 0).all()
+    want = 0
+    for trace in made:
+        for step in trace.steps:
+            asked = np.flatnonzero(step.ids == MASK)[: 6 - step.committed % 6]
+            ids = step.ids[None]
+            served = other.serve(ids, np.ones(ids.shape, bool), asked[None], np.zeros(1, "f4"))
+            sure = served.probability[0] >= 0.6
+            sure[served.probability[0].argmax()] = True
+            makes = set(zip(asked[sure].tolist(), served.tokens[0][sure].tolist(), strict=True))
+            want += len(
+                set(zip(step.positions.tolist(), step.tokens.tolist(), strict=True)) - makes
+            )
+    assert got.moves[..., 0].sum() == want > 0
+    assert (got.passes.sum(axis=1) == [len(trace.steps) for trace in made]).all()
 
 
 def test_moves_cost_no_pass_more_and_change_nothing_else() -> None:
