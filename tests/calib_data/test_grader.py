@@ -61,6 +61,7 @@ def test_only_the_end_of_a_long_text_is_searched() -> None:
         ("", "a grader is exact, regex:PATTERN or python:module.fn"),
         ("Exact", "a grader is exact"),
         ("regex:", "a grader is exact"),
+        ("regex:\udc80", "a grader is Unicode text"),
         ("regex:(", "does not compile"),
         ("regex:" + "(" * 900 + ")" * 900, "does not compile"),
         ("regex:" + "x" * (PATTERN_LIMIT + 1), f"at most {PATTERN_LIMIT} characters"),
