@@ -31,6 +31,7 @@ from pathlib import Path
 from types import ModuleType
 
 from calib_data.errors import WorkloadError, shorten
+from calib_data.prompt_file import is_unicode
 from calib_data.prompts import Prompt
 
 # Characters of an answer that a pattern is searched in, and characters of a pattern.
@@ -65,6 +66,8 @@ def grader_from_spec(spec: str) -> Grader:
             imported.
     """
     kind, _, rest = spec.partition(":")
+    if not is_unicode(spec):
+        raise WorkloadError(f"a grader is Unicode text, got {shorten(spec)}; mend it")
     if spec == "exact":
         return Grader("exact", True, _judge_exact)
     if kind == "regex" and rest:

@@ -35,6 +35,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -163,7 +164,7 @@ def load_tasks(spec: HarnessSpec) -> dict[str, Any]:
     """
     try:
         with foreign("lm-evaluation-harness cannot be imported", "install it again"):
-            from lm_eval.tasks import TaskManager
+            manager = _manager(own_files_only=spec.is_file)
     except WorkloadError as error:
         if not isinstance(error.__cause__, ModuleNotFoundError):
             raise
@@ -177,7 +178,6 @@ def load_tasks(spec: HarnessSpec) -> dict[str, Any]:
         raise WorkloadError(f"there is no task file {spec.task!r}; mend the path")
     doing = f"the harness cannot load {spec.task!r}"
     with foreign(doing, "see its task file, or choose another task"):
-        manager = TaskManager(include_defaults=not spec.is_file)
         if not spec.is_file:
             index = manager.task_index
             if task not in index:
@@ -202,6 +202,13 @@ def load_tasks(spec: HarnessSpec) -> dict[str, Any]:
         if spec.fewshot is not None:
             loaded.set_config("num_fewshot", spec.fewshot)
     return tasks
+
+
+@cache  # reading the harness's 14,000 task files takes seconds
+def _manager(own_files_only: bool) -> Any:
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager(include_defaults=not own_files_only)
 
 
 def _configs(index: Mapping[str, Any], name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -59,6 +59,8 @@ class Questions:
         self._part: dict[str, Split] = {}
         self._learn: list[Place] = []
         self._asked: dict[str, list[Place]] = {}
+        # What was judged once: schedules often answer alike, and judging may run a program.
+        self._verdicts: dict[tuple[str, str], bool] = {}
         self._metrics: dict[str, str] = {}
         self._examples: dict[str, dict[str, Any]] = {}
         with foreign(
@@ -119,8 +121,11 @@ class Questions:
         if prompt not in self._asked:
             raise ValueError(f"the prompt {shorten(prompt)} is none that was drawn")
         places = self._asked[prompt]
-        with foreign(f"{places[0].id} cannot be judged", "see its task file"):
-            return any(self._judge(place, text) for place in places)
+        if (prompt, text) not in self._verdicts:
+            with foreign(f"{places[0].id} cannot be judged", "see its task file"):
+                right = any(self._judge(place, text) for place in places)
+            self._verdicts[prompt, text] = right
+        return self._verdicts[prompt, text]
 
     def _sort(self) -> None:
         """Give every question of a test side its part, and list those to learn from."""

@@ -13,6 +13,9 @@ from calib_data.tasks import TASKS
 from calib_data.workload import (
     Workload,
     WorkloadError,
+    expand_specs,
+    graders_by_task,
+    name_of_spec,
     workload_from_name,
     workload_from_spec,
 )
@@ -191,3 +194,105 @@ def test_an_unknown_split_and_a_negative_count_are_refused() -> None:
         workload_from_name("edit").prompts("dev", 1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="count >= 0"):
         workload_from_name("edit").prompts("test", -1)
+
+
+def test_a_grader_asked_for_replaces_the_comparison(tmp_path: Path) -> None:
+    spec = write(tmp_path, *many(3))
+    workload = workload_from_spec(spec, grader=r"regex:is (\d+)")
+    assert workload.grade is not None
+    assert workload.grade("say 2", "it is 1, no, it is 2!")
+    assert not workload.grade("say 2", "2")
+    assert workload.grader == r"regex:is (\d+)"
+    assert workload_from_spec(spec).grader == "exact"
+    assert workload_from_spec("edit").grader == "built in"
+
+
+@pytest.mark.parametrize("grader", ["exact", "regex:.*"])
+def test_a_grader_that_compares_needs_an_answer_on_every_line(tmp_path: Path, grader: str) -> None:
+    spec = write(tmp_path, *many(2), {"id": "x", "prompt": "y"})
+    with pytest.raises(WorkloadError, match=r'line 3: no answer.*add "answer" to every line'):
+        workload_from_spec(spec, grader=grader)
+
+
+def test_a_function_judges_prompts_without_answers_and_its_failure_names_the_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_rule.py").write_text(
+        "def fn(prompt, text, answer):\n    return len(text) // (len(text) - 3) > 1 if answer is "
+        "None else False\n"
+    )
+    spec = write(tmp_path, {"id": "x7", "prompt": "y"})
+    workload = workload_from_spec(spec, grader="python:own_rule.fn")
+    assert workload.grade is not None
+    assert workload.grade("y", "four")
+    assert not workload.grade("y", "")
+    with pytest.raises(WorkloadError, match=r"prompt 'x7': .*line 2, in fn: ZeroDivisionError"):
+        workload.grade("y", "abc")
+
+
+@pytest.mark.parametrize("spec", ["edit", "harness:gsm8k", "a=harness:gsm8k"])
+def test_a_task_with_a_grader_of_its_own_takes_no_other(spec: str) -> None:
+    with pytest.raises(WorkloadError, match="has a grader of its own"):
+        workload_from_spec(spec, grader="exact")
+
+
+FILES = ("a=x.jsonl", "edit", "b=y.jsonl", "harness:gsm8k?fewshot=4")
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ((), {}),
+        (("exact",), {"a": "exact", "b": "exact"}),
+        (("regex:a=(.*)",), {"a": "regex:a=(.*)", "b": "regex:a=(.*)"}),
+        (("b=regex:c=(.*)",), {"b": "regex:c=(.*)"}),
+        (("b=python:m.f", "exact"), {"a": "exact", "b": "python:m.f"}),
+    ],
+)
+def test_a_grader_goes_to_every_file_or_to_the_task_it_names(
+    given: tuple[str, ...], found: dict[str, str]
+) -> None:
+    assert graders_by_task(given, FILES) == found
+
+
+@pytest.mark.parametrize(
+    ("given", "specs", "says"),
+    [
+        (("exact",), ("edit",), "no --task is one"),
+        (("exact", "regex:x"), FILES, "are both for every file"),
+        (("a=exact", "a=exact"), FILES, "'a' has two graders"),
+        (("c=exact",), FILES, "given for a, b; add --task c=FILE"),
+        (("edit=exact",), FILES, "prompt files are given for a, b"),
+        (("a=exactly",), FILES, "--grader is exact, regex:PATTERN"),
+        (("fuzzy",), FILES, "--grader is exact, regex:PATTERN"),
+    ],
+)
+def test_a_grader_for_nobody_is_refused(
+    given: tuple[str, ...], specs: tuple[str, ...], says: str
+) -> None:
+    with pytest.raises(WorkloadError, match=says):
+        graders_by_task(given, specs)
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        ("edit", "edit"),
+        ("mine=a=b.jsonl", "mine"),
+        ("harness:gsm8k?fewshot=4", "gsm8k"),
+        ("own=harness:gsm8k?fewshot=4", "own"),
+        ("harness:tasks/my task.yaml?fewshot=4", "my_task"),
+    ],
+)
+def test_a_spec_has_a_name_before_anything_is_read(spec: str, name: str) -> None:
+    assert name_of_spec(spec) == name
+
+
+def test_the_paper_stands_for_six_tasks_with_different_names() -> None:
+    specs = expand_specs(("edit", "harness:paper", "a=x.jsonl"))
+    assert specs[0] == "edit"
+    assert specs[-1] == "a=x.jsonl"
+    assert [name_of_spec(spec) for spec in specs[1:-1]] == [
+        *("gsm8k", "humaneval", "mmlu_pro", "bbh", "arc_challenge", "drop")
+    ]

@@ -5,11 +5,16 @@ from __future__ import annotations
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cadenza import main
+from calib_data.workload import workload_from_name
+from exporter.export import export
+from tests.calib_data.test_harness import TASKS, needs_harness
+from tests.tiny_export import small_export
 from tests.tuner.tuning import Said, Tuner
 from tuner import cli
 
@@ -172,3 +177,138 @@ def test_eval_of_no_bundle_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture
     said = run_eval(capsys, tmp_path / "none")
     assert said.code == 2
     assert "give the folder that cadenza tune wrote" in said.err
+
+
+RULE = """\
+def first_letter(prompt, text, answer):
+    return text[:1] < "i"
+
+
+def none(prompt, text, answer):
+    return None
+
+
+def failing(prompt, text, answer):
+    return text[10_000]
+"""
+
+
+def own_task(folder: Path, patch: pytest.MonkeyPatch) -> str:
+    """Write prompts without answers, and a module that judges them; return the spec."""
+    patch.chdir(folder)
+    (folder / "own_rule.py").write_text(RULE)
+    patch.delitem(sys.modules, "own_rule", raising=False)
+    lines = [
+        {"id": prompt.id, "prompt": prompt.prompt, "split": split}
+        for split in ("calibration", "tuning", "test")
+        for prompt in workload_from_name("edit").prompts(split, 5)  # type: ignore[arg-type]
+    ]
+    file = folder / "mine.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return f"mine={file}"
+
+
+def test_a_grader_of_one_s_own_judges_a_tune_and_its_evaluation(
+    tuner: Tuner,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spec, grader = own_task(tmp_path, monkeypatch), "python:own_rule.first_letter"
+    asked = ("--task", spec, "--grader", grader, "--max-loss", "100", "--precision", "int8")
+    said = tuner(*asked, "--json")
+    assert said.code == 0
+    assert said.json["tasks"]["mine"]["shipped"]["accuracy"] is not None
+    manifest = json.loads((said.bundle / "manifest.json").read_text())
+    assert manifest["tasks"]["mine"]["grader"].startswith(f"{grader} sha256:")
+    judged = run_eval(capsys, said.bundle, "--task", spec, "--grader", grader, "--json")
+    found = judged.json["tasks"]["mine"]
+    assert found["accuracy"]["n"] == 5
+    assert found["grader"] == manifest["tasks"]["mine"]["grader"]
+    # The bundle's word is not code to run: without the argument nobody knows what is right.
+    plain = run_eval(capsys, said.bundle, "--task", spec, "--json").json["tasks"]["mine"]
+    assert (plain["accuracy"], plain["grader"]) == (None, None)
+    again = tuner(*asked)
+    assert "nothing was changed" in again.err
+    other = tuner("--task", spec, *asked[4:])
+    assert other.code == 2
+    assert "--force" in other.err
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ("none", "prompt 'edit/test/0/"),
+        ("none", "returned None, of type NoneType; let it return True or False"),
+        ("failing", "own_rule.py, line 10, in failing: IndexError: string index out of range"),
+    ],
+)
+def test_a_grader_that_fails_exits_2_with_its_place_and_the_prompt(
+    function: str,
+    says: str,
+    tuned: Said,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spec = own_task(tmp_path, monkeypatch)
+    asked = (tuned.bundle, "--task", spec, "--grader", f"python:own_rule.{function}")
+    said = run_eval(capsys, *asked)
+    assert (said.code, said.out) == (2, "")
+    assert says in said.err
+    assert "Traceback" not in said.err
+    loud = run_eval(capsys, *asked, "-v")
+    assert "Traceback" in loud.err
+    assert (f"in {function}" in loud.err) or function == "none"
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (("--grader", "exact"), "no --task is one"),
+        (("--task", "edit", "--grader", "edit=exact"), "no --task is one"),
+        (("--task", "mine=FILE", "--grader", "exact"), 'add "answer" to every line'),
+        (("--task", "mine=FILE", "--grader", "regex:("), "does not compile"),
+        (("--task", "mine=FILE", "--grader", "python:own_rule.no"), "has no function 'no'"),
+        (("--task", "mine=FILE", "--grader", "yours=exact"), "prompt files are given for mine"),
+    ],
+)
+@pytest.mark.parametrize("command", ["tune", "eval"])
+def test_a_grader_at_fault_exits_2_before_anything_is_run(
+    command: str,
+    argv: tuple[str, ...],
+    says: str,
+    tuned: Said,
+    tuner: Tuner,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spec = own_task(tmp_path, monkeypatch)
+    given = [spec if each == "mine=FILE" else each for each in argv]
+    said = tuner(*given) if command == "tune" else run_eval(capsys, tuned.bundle, *given)
+    assert (said.code, said.out) == (2, "")
+    assert says in said.err
+    assert "trial" not in said.err
+
+
+@needs_harness
+def test_a_harness_task_goes_from_export_to_evaluation(
+    checkpoint: Path,
+    tuner: Tuner,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spec = f"harness:{TASKS / 'letters.yaml'}?steps=12"
+    out = tmp_path / "EXPORT"
+    export(small_export(checkpoint, out, tasks=(spec,), precisions=("fp32", "int8")))
+    again = replace(tuner, export=out)
+    said = again("--task", spec, "--max-loss", "100", "--json")
+    assert said.code == 0
+    assert said.json["tasks"]["letters"]["shipped"]["accuracy"] is not None
+    found = run_eval(capsys, said.bundle, "--task", spec, "--json").json["tasks"]["letters"]
+    assert found["n"] == 40
+    assert found["grader"].startswith("harness:letters.yaml")
+    unnamed = again("--force")
+    assert unnamed.code == 2
+    assert "--task harness:TASK" in unnamed.err

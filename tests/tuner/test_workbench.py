@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from calib_data.workload import workload_from_name
 from exporter.folder import Export
+from tests.calib_data.test_harness import TASKS, needs_harness
 from tests.tuner.tuning import EFFORT, Tuner, bench_of
 
 
@@ -51,6 +53,46 @@ def test_the_prompts_digest_follows_prompts_tasks_and_seed(
     ]
     assert digests[0] == digests[1]
     assert len(set(digests)) == 3
+
+
+@pytest.mark.usefixtures("small_effort")
+def test_the_prompts_digest_follows_the_grader_and_the_source_of_its_module(
+    exported: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, body in (("rule_a", "True"), ("rule_b", "True"), ("rule_c", "False")):
+        (tmp_path / f"{name}.py").write_text(f"def fn(prompt, text, answer): return {body}\n")
+    file = tmp_path / "mine.jsonl"
+    file.write_text(answered_prompts())
+    graders = ["exact", "mine=exact", "regex:.*", *(f"python:rule_{n}.fn" for n in "abc")]
+    benches = [bench_of(exported, tmp_path, f"mine={file}", graders=(each,)) for each in graders]
+    texts = [bench.jobs["mine"].workload.grader for bench in benches]
+    assert texts[3].replace("rule_a", "rule_b") == texts[4]
+    assert texts[4].replace("rule_b", "rule_c") != texts[5]
+    digests = [bench.prompts_digest for bench in benches]
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == len(set(texts)) == 5
+    identities = [bench.config.identity("e", bench.prompts_digest) for bench in benches]
+    assert identities[0] == identities[1]
+    assert len(set(identities)) == 5
+
+
+@needs_harness
+@pytest.mark.usefixtures("small_effort")
+def test_a_task_of_the_harness_is_a_job_like_any_other(exported: Export, tmp_path: Path) -> None:
+    bench = bench_of(exported, tmp_path, f"harness:{TASKS / 'letters.yaml'}?steps=12")
+    job = bench.jobs["letters"]
+    assert (job.sampler.steps, job.sampler.gen_length) == (12, 24)
+    sizes = (len(job.calibration), len(job.tuning), len(job.test))
+    assert sizes == (EFFORT.calibration, EFFORT.tuning, EFFORT.test)
+
+
+def answered_prompts() -> str:
+    return "".join(
+        json.dumps({"id": p.id, "prompt": p.prompt, "answer": p.answer, "split": split}) + "\n"
+        for split in ("calibration", "tuning", "test")
+        for p in workload_from_name("edit").prompts(split, 5)  # type: ignore[arg-type]
+    )
 
 
 def one_of_each_split(prompt: str) -> str:
