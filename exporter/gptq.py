@@ -28,7 +28,14 @@ from numpy.typing import NDArray
 from engines.errors import InputError
 from engines.precision import WEIGHT_GROUP
 from exporter.hadamard import rotated, rotated_hessian
-from exporter.quantize import INTEGERS, Rounded, Rounding, largest_integer, to_nearest
+from exporter.quantize import (
+    INTEGERS,
+    SMALLEST_RANGE,
+    Rounded,
+    Rounding,
+    largest_integer,
+    to_nearest,
+)
 
 # Shares of the mean of the diagonal that are added to it, until the factor exists.
 DAMPING = (0.01, 0.1, 1.0)
@@ -59,10 +66,57 @@ def gptq(
         InputError: The Hessian is not finite, or has no factor even with the most damping.
         ValueError: Its shape does not fit the weight.
     """
-    outputs, inputs = weight.shape
+    inputs = weight.shape[1]
     if hessian.shape != (inputs, inputs):
         raise ValueError(f"{name}: need a Hessian [{inputs}, {inputs}], got {hessian.shape}")
-    factor = _factor(hessian, name)
+    return _gptq(weight, hessian, _factor(hessian, name), bits, by_channel)
+
+
+def damage(
+    weight: NDArray[np.float32], hessian: NDArray[np.float64], rounded: Rounded
+) -> NDArray[np.float64]:
+    """Return what rounding costs each output channel [out]: the diagonal of E H E'."""
+    integers, scales = rounded
+    spread = scales if scales.ndim == 1 else np.repeat(scales, WEIGHT_GROUP, 0)[: len(integers)]
+    error = (integers * spread.astype(np.float64)).T - weight
+    cost: NDArray[np.float64] = ((error @ hessian) * error).sum(1)
+    return cost
+
+
+def rounding_from_hessians(
+    hessians: Callable[[str], NDArray[np.float64]], rotate: bool
+) -> Rounding:
+    """Return the rounding that a family is made with.
+
+    Args:
+        hessians: Of a site, by its name; of activations as they are, not rotated.
+        rotate: Round the rotated weight, for rotated activations.
+    """
+    last: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
+
+    def rounding(
+        name: str, site: str, weight: NDArray[np.float32], bits: int, by_channel: bool
+    ) -> Rounded:
+        if site not in last:  # weights that share a site come after each other
+            last.clear()
+            hessian = rotated_hessian(hessians(site)) if rotate else hessians(site)
+            last[site] = hessian, _factor(hessian, f"{name} (site {site})")
+        hessian, factor = last[site]
+        weight = rotated(weight) if rotate else weight
+        return _gptq(weight, hessian, factor, bits, by_channel)
+
+    return rounding
+
+
+def _gptq(
+    weight: NDArray[np.float32],
+    hessian: NDArray[np.float64],
+    factor: NDArray[np.float64],
+    bits: int,
+    by_channel: bool,
+) -> Rounded:
+    """Return what `gptq` does, by the Hessian and its factor."""
+    outputs, inputs = weight.shape
     importance = np.diag(hessian).copy()
     importance[importance <= 0] = 1.0  # inputs that were always 0: each rounded to the nearest
     group = inputs if by_channel else WEIGHT_GROUP
@@ -88,38 +142,6 @@ def gptq(
         left[stop:] -= factor[start:stop, stop:].T @ errors
     found: Rounded = (integers, scales[0] if by_channel else scales)
     return _better(weight, hessian, found, to_nearest(weight, bits, by_channel))
-
-
-def damage(
-    weight: NDArray[np.float32], hessian: NDArray[np.float64], rounded: Rounded
-) -> NDArray[np.float64]:
-    """Return what rounding costs each output channel [out]: the diagonal of E H E'."""
-    integers, scales = rounded
-    spread = scales if scales.ndim == 1 else np.repeat(scales, WEIGHT_GROUP, 0)[: len(integers)]
-    error = (integers * spread.astype(np.float64)).T - weight
-    cost: NDArray[np.float64] = ((error @ hessian) * error).sum(1)
-    return cost
-
-
-def rounding_from_hessians(
-    hessians: Callable[[str], NDArray[np.float64]], rotate: bool
-) -> Rounding:
-    """Return the rounding that a family is made with.
-
-    Args:
-        hessians: Of a site, by its name; of activations as they are, not rotated.
-        rotate: Round the rotated weight, for rotated activations.
-    """
-
-    def rounding(
-        name: str, site: str, weight: NDArray[np.float32], bits: int, by_channel: bool
-    ) -> Rounded:
-        hessian = hessians(site)
-        if rotate:
-            weight, hessian = rotated(weight), rotated_hessian(hessian)
-        return gptq(weight, hessian, bits, by_channel, name)
-
-    return rounding
 
 
 def _factor(hessian: NDArray[np.float64], name: str) -> NDArray[np.float64]:
@@ -156,7 +178,7 @@ def _scales(
 ) -> NDArray[np.float32]:
     """Return the scale of each output [out] for some inputs of all outputs [n, out]."""
     top = np.abs(part).max(0)
-    plain = np.where(top > 0, top / largest, 1.0)
+    plain = np.where(top > SMALLEST_RANGE, top / largest, 1.0)
     best, least = plain.astype(np.float32), np.full(len(plain), np.inf)
     for share in SHRINK:
         scale = (plain * share).astype(np.float32)

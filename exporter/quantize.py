@@ -21,6 +21,9 @@ from exporter.weights import Item, Stored, floats, mapped
 
 INT8_LARGEST = 127
 
+# Weights whose largest magnitude is not above it count as zeros: no float could be their scale.
+SMALLEST_RANGE = 1e-30
+
 # Integers [in, out] and scales, [out] by channel or [groups, out] by group.
 Rounded = tuple[NDArray[np.integer[Any]], NDArray[np.float32]]
 
@@ -77,7 +80,7 @@ def quantize_channels(weight: NDArray[np.float32]) -> tuple[NDArray[np.int8], ND
     Transposed, so that it is the right side of a product.  A channel of zeros has the scale 1.
     """
     largest = np.abs(weight).max(1)
-    scale = np.where(largest > 0, largest / INT8_LARGEST, 1.0).astype(np.float32)
+    scale = np.where(largest > SMALLEST_RANGE, largest / INT8_LARGEST, 1.0).astype(np.float32)
     return np.rint(weight / scale[:, None]).astype(np.int8).T, scale
 
 
@@ -93,7 +96,9 @@ def quantize_groups(weight: NDArray[np.float32], bits: int) -> Rounded:
     padded[:, :inputs] = weight
     grouped = padded.reshape(outputs, groups, WEIGHT_GROUP)
     largest = np.abs(grouped).max(2)
-    scale = np.where(largest > 0, largest / largest_integer(bits), 1.0).astype(np.float32)
+    scale = np.where(largest > SMALLEST_RANGE, largest / largest_integer(bits), 1.0).astype(
+        np.float32
+    )
     rounded = np.rint(grouped / scale[:, :, None]).reshape(outputs, -1)[:, :inputs]
     return rounded.T.astype(INTEGERS[bits]), np.ascontiguousarray(scale.T)
 

@@ -7,14 +7,19 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from engines.errors import BackendError, InputError
 from exporter import parity
 from exporter.export import ExportConfig, export
 from exporter.folder import Export, Recipe, read_export
+from exporter.parity import engine_of
 from exporter.weights import read_header
-from tests.tiny_export import small_export
+from tests.exporter.test_checkpoint import dream_folder
+from tests.exporter.test_graph import states
+from tests.tiny_export import random_denoiser, small_export, tiny_config
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -122,6 +127,27 @@ def test_the_quantizer_and_what_it_looks_at_decide_the_export(
     for found in (weights, requests):
         assert found["rtn"] == found["rtn, other states"]
         assert len(set(found.values())) == 4
+
+
+def test_a_dream_checkpoint_in_bf16_is_rotated_without_changing_its_function(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "dream"
+    denoiser = random_denoiser(tiny_config(qkv_bias=True, shifted=True))
+    dream_folder(denoiser, model, torch.bfloat16)
+    shutil.copy(checkpoint / "tokenizer.json", model)
+    recipe = Recipe(windows=3, quantizer="gptq-hadamard")
+    precisions = ("int8", "w4a4", "w16a16")
+    asked = small_export(model, tmp_path / "EXPORT", recipe=recipe, precisions=precisions)
+    made = read_export(export(asked))
+    given = states(6, 24, 12)
+    full, fine, int8, coarse = (
+        engine_of(made, f"{name}.trace").logits(*given)
+        for name in ("fp32", "w16a16", "int8", "w4a4")
+    )
+    np.testing.assert_allclose(fine, full, atol=5e-3)
+    costs = [float(np.abs(other - full).mean()) for other in (fine, int8, coarse)]
+    assert costs == sorted(costs)
 
 
 def test_a_calibrated_export_is_byte_for_byte_repeatable(

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from engines.precision import WEIGHT_GROUP
 from exporter import quantize
+from exporter.gptq import gptq
 from exporter.quantize import (
     pack_int4,
     quantize_channels,
@@ -49,10 +50,14 @@ def test_groups_are_within_half_a_step(bits: int, inputs: int) -> None:
 
 
 def test_zeros_stay_zeros() -> None:
-    zeros = np.zeros((3, 64), np.float32)
-    for integers, scale in (quantize_channels(zeros), quantize_groups(zeros, 4)):
-        assert not integers.any()
-        assert (scale == 1).all()
+    for zeros in (np.zeros((3, 64), np.float32), np.full((3, 64), 1e-44, np.float32)):
+        for integers, scale in (
+            quantize_channels(zeros),
+            quantize_groups(zeros, 4),
+            gptq(zeros, np.eye(64), 4, by_channel=False),
+        ):
+            assert not integers.any()
+            assert (scale == 1).all()
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (4, 4), (1, 1)])
