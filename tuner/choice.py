@@ -76,6 +76,23 @@ class Choice:
     reason: str
     measured: int
 
+    @property
+    def cost(self) -> float:
+        """Milliseconds a sequence, or mean bits where nothing is timed."""
+        return self.mean_bits if self.latency_ms is None else self.latency_ms
+
+    def to_json(self) -> dict[str, object]:
+        """Return what the log of trials keeps."""
+        return {
+            "schedule": list(self.schedule.precisions),
+            "mean_bits": self.mean_bits,
+            "latency_ms": self.latency_ms,
+            "gain": self.gain,
+            "loss": self.loss,
+            "measured": self.measured,
+            "reason": self.reason,
+        }
+
 
 @dataclass(frozen=True)
 class Priced:

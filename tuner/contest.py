@@ -93,7 +93,7 @@ class Contest:
                 number, candidate, 0.0, 100.0, failed=str(error), nearest=error.nearest
             )
         own = {name: choice for name, choice in choices.items() if name != DEFAULT_TASK}
-        cost = float(np.mean([_cost(choice) for choice in own.values()]))
+        cost = float(np.mean([choice.cost for choice in own.values()]))
         loss = max(choice.loss for choice in own.values())
         limit = self.bench.config.max_loss
         return TrialResult(
@@ -102,7 +102,7 @@ class Contest:
             cost,
             loss,
             violations={name: choice.loss - limit for name, choice in own.items()},
-            tasks={name: _choice_json(choice) for name, choice in choices.items()},
+            tasks={name: choice.to_json() for name, choice in choices.items()},
         )
 
     def choices(self, candidate: Candidate) -> dict[str, Choice]:
@@ -386,19 +386,3 @@ class Contest:
 
 def _family_mib(engines: Engines) -> dict[str, float]:
     return {name: size / MIB for name, size in engines.folder.families.items()}
-
-
-def _cost(choice: Choice) -> float:
-    return choice.mean_bits if choice.latency_ms is None else choice.latency_ms
-
-
-def _choice_json(choice: Choice) -> dict[str, object]:
-    return {
-        "schedule": list(choice.schedule.precisions),
-        "mean_bits": choice.mean_bits,
-        "latency_ms": choice.latency_ms,
-        "gain": choice.gain,
-        "loss": choice.loss,
-        "measured": choice.measured,
-        "reason": choice.reason,
-    }
