@@ -129,6 +129,12 @@ def _profile_parser() -> argparse.ArgumentParser:
         help="a task; repeat (default: those of the export)",
     )
     add(
+        "--grader",
+        action="append",
+        metavar="[NAME=]GRADER",
+        help="as for cadenza tune; nothing is graded here, but what does not fit is refused",
+    )
+    add(
         "--prompts-per-task",
         type=int,
         metavar="N",
@@ -175,6 +181,7 @@ def _profile(args: argparse.Namespace) -> int:
             target=args.target,
             precisions=tuple(args.precision or ()),
             tasks=tuple(args.task or ()),
+            graders=tuple(args.grader or ()),
             prompts_per_task=args.prompts_per_task,
             proxy=args.proxy,
             influence=args.influence,

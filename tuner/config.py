@@ -183,6 +183,8 @@ class ProfileConfig:
         target: Where the engines run.
         precisions: Names beside full precision; empty means every one of the export.
         tasks: `NAME` or `NAME=FILE.jsonl`; empty means the export's.
+        graders: How answers to prompt files are judged, as for a tune: nothing is graded here, but
+            what does not fit is refused, and the table says it.
         prompts_per_task: Calibration prompts of each task; a file may have fewer.
         proxy: By which windows are scored; see `tuner.gain`.
         influence: Its form; see `tuner.influence`.
@@ -197,6 +199,7 @@ class ProfileConfig:
     target: str = "cpu"
     precisions: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
+    graders: tuple[str, ...] = ()
     prompts_per_task: int = 256
     proxy: str = PROXIES[0]
     influence: Influence = "remask"
@@ -226,5 +229,6 @@ class ProfileConfig:
 
     def identity(self, export_digest: str, prompts_digest: str) -> str:
         """Return the digest of everything that decides the table: equal means the same command."""
-        parts = asdict(self) | {"export": export_digest, "tasks": prompts_digest, "output": None}
+        parts = asdict(self) | {"export": export_digest, "tasks": prompts_digest}
+        parts |= {"output": None, "graders": None}  # the digest of the prompts holds these
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()

@@ -260,6 +260,7 @@ def _sensitivity(
                 setting.tasks[name].sampler,
                 bench.tables(name).passes.mean(axis=0),
                 by_window(timings[name]),
+                setting.tasks[name].workload.grader,
             )
             for name, each in found.items()
         },

@@ -10,7 +10,6 @@ import numpy as np
 
 from calib_data.workload import Workload
 from engines.build import digest_json
-from engines.errors import InputError
 from engines.files import digest_file
 from engines.ort import OrtBackend, OrtOptions
 from engines.precision import FULL_PRECISION, Precision
@@ -20,7 +19,7 @@ from exporter.folder import EXPORT, Export
 from tuner.config import ProfileConfig
 from tuner.evaluate import Item
 from tuner.replay import BATCH
-from tuner.workbench import export_for, items_of, own_tasks, precisions_of, task_of
+from tuner.workbench import asked_tasks, export_for, items_of, precisions_of
 from tuner.workshop import engine_spec
 
 
@@ -58,7 +57,12 @@ class Setting:
     def identity(self) -> str:
         """Digest of everything that decides the table."""
         prompts = [
-            [name, task.sampler.to_json(), [asdict(item.prompt) for item in task.items]]
+            [
+                name,
+                task.sampler.to_json(),
+                task.workload.grader,
+                [asdict(item.prompt) for item in task.items],
+            ]
             for name, task in self.tasks.items()
         ]
         export = digest_file(self.export.folder / EXPORT).sha256
@@ -89,10 +93,8 @@ def prepare_profile(config: ProfileConfig) -> Setting:
     windows = export.windows if config.windows is None else config.windows
     tokenizer = tokenizer_from_file(export.tokenizer, export.model)
     tasks: dict[str, ProfiledTask] = {}
-    for spec in config.tasks or own_tasks(export):
-        workload, sampler = task_of(spec, export, windows)
-        if workload.name in tasks:
-            raise InputError(f"the task {workload.name!r} is given twice; name it once")
+    asked = asked_tasks(config.tasks, config.graders, export, windows)
+    for name, (workload, sampler) in asked.items():
         items = items_of(
             workload,
             sampler,
@@ -102,7 +104,7 @@ def prepare_profile(config: ProfileConfig) -> Setting:
             export,
             tokenizer,
         )
-        tasks[workload.name] = ProfiledTask(workload, sampler, items)
+        tasks[name] = ProfiledTask(workload, sampler, items)
     cheaper = [each for each in precisions if each.name != FULL_PRECISION.name]
     executed = [each for each in cheaper if not each.simulated]
     base = next(iter(executed or cheaper or precisions)).name

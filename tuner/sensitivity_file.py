@@ -41,13 +41,8 @@ _TASK_KEYS = (
 _OWN_KEYS = ("precisions", "base", "kl", "influence", "gain", "n_prompts")
 
 _PRECISION_KEYS = (
-    "name",
-    "family",
-    "weight_bits",
-    "bits",
-    "simulated",
-    "latency_ms",
-    "memory_mib",
+    *("name", "family", "weight_bits", "bits"),
+    *("simulated", "latency_ms", "memory_mib"),
 )
 _KEYS = (
     "format",
@@ -116,9 +111,11 @@ class TaskTable:
         sampler: SamplerConfig,
         passes: Reals,
         latency_ms: Reals | None = None,
+        grader: str | None = None,
     ) -> TaskTable:
         """Return what was found as the file has it; intervals and the like among `extra`."""
         content = found.to_json()
+        known = {"threshold": sampler.threshold, "grader": grader}
         return cls(
             steps=sampler.steps,
             gen_length=sampler.gen_length,
@@ -131,7 +128,7 @@ class TaskTable:
             gain=found.gain,
             n_prompts=found.n_prompts,
             extra={
-                **({} if sampler.threshold is None else {"threshold": sampler.threshold}),
+                **{key: value for key, value in known.items() if value is not None},
                 **{key: value for key, value in content.items() if key not in _OWN_KEYS},
             },
         )

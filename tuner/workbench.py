@@ -129,17 +129,11 @@ def prepare(config: TuneConfig, cache: Cache, say: Callable[[str], None]) -> Wor
     export = export_for(config.export, config.target)
     precisions = _candidates(config, export)
     tokenizer = tokenizer_from_file(export.tokenizer, export.model)
-    specs = expand_specs(config.tasks) or own_tasks(export)
-    try:
-        graders = graders_by_task(config.graders, specs)
-    except ValueError as error:
-        raise InputError(f"{error}") from error
-    jobs: dict[str, Job] = {}
-    for spec in specs:
-        job = _job(spec, config, export, tokenizer, graders.get(name_of_spec(spec)))
-        if job.workload.name in jobs:
-            raise InputError(f"the task {job.workload.name!r} is given twice; name it once")
-        jobs[job.workload.name] = job
+    asked = asked_tasks(config.tasks, config.graders, export, export.windows)
+    jobs = {
+        name: _job(workload, sampler, config, export, tokenizer)
+        for name, (workload, sampler) in asked.items()
+    }
     return Workbench(
         config,
         export,
@@ -277,10 +271,41 @@ def task_of(
     return workload, sampler
 
 
+def asked_tasks(
+    specs: Sequence[str], given: Sequence[str], export: Export, windows: int
+) -> dict[str, tuple[Workload, SamplerConfig]]:
+    """Return the tasks of a command and how they are denoised, by name.
+
+    Args:
+        specs: As given to `--task`; none for the export's own.
+        given: As given to `--grader`.
+        export: Says which tasks it knows.
+        windows: That must each have a pass.
+
+    Raises:
+        InputError: As `task_of`; or a task is given twice, or a grader does not fit.
+    """
+    expanded = expand_specs(specs) or own_tasks(export)
+    try:
+        graders = graders_by_task(given, expanded)
+    except ValueError as error:
+        raise InputError(f"{error}") from error
+    found: dict[str, tuple[Workload, SamplerConfig]] = {}
+    for spec in expanded:
+        workload, sampler = task_of(spec, export, windows, graders.get(name_of_spec(spec)))
+        if workload.name in found:
+            raise InputError(f"the task {workload.name!r} is given twice; name it once")
+        found[workload.name] = (workload, sampler)
+    return found
+
+
 def _job(
-    spec: str, config: TuneConfig, export: Export, tokenizer: Tokenizer, grader: str | None
+    workload: Workload,
+    sampler: SamplerConfig,
+    config: TuneConfig,
+    export: Export,
+    tokenizer: Tokenizer,
 ) -> Job:
-    workload, sampler = task_of(spec, export, export.windows, grader)
     effort = config.effort
     splits: dict[str, tuple[Item, ...]] = {}
     counts: dict[Split, int] = {

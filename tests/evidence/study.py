@@ -48,13 +48,16 @@ class Prompts:
     sampler: SamplerConfig
     tokenizer: Tokenizer
     seed: int
+    _drawn: dict[tuple[Split, int], tuple[Item, ...]] = field(default_factory=dict)
 
     def items(self, split: Split, count: int) -> tuple[Item, ...]:
-        """Return the first `count` prompts of a split."""
-        return tuple(
-            Item(prompt, self.tokenizer.encode(prompt.prompt))
-            for prompt in self.workload.prompts(split, count, self.seed)
-        )
+        """Return the first `count` prompts of a split, drawn and tokenized once."""
+        if (split, count) not in self._drawn:
+            self._drawn[split, count] = tuple(
+                Item(prompt, self.tokenizer.encode(prompt.prompt))
+                for prompt in self.workload.prompts(split, count, self.seed)
+            )
+        return self._drawn[split, count]
 
 
 @dataclass
