@@ -6,7 +6,9 @@
 #   make lint                   ruff and mypy
 #   make bench [FIGURE=NAME]    one JSON object a line
 #   make evaluate               the evidence: RESULTS.md, results.json, figures; resumable
-#                               (QUICK=1: small, into evidence/out; MODEL=FOLDER TASKS="A B": yours)
+#                               (QUICK=1: small, into evidence/out;
+#                               MODEL=FOLDER TASKS="A B" TARGET=cuda:
+#                               another checkpoint, into evidence/out)
 #   make readme                 write the tree of files into README.md
 #   make clean                  remove all that the others made
 #
@@ -90,7 +92,7 @@ bench: $(INSTALLED) demo/bundle/manifest.json
 
 evaluate: $(INSTALLED)
 	$(PY) -m tests.evidence $(if $(QUICK),--quick) $(if $(MODEL),--model "$(MODEL)") \
-	    $(foreach task,$(TASKS),--task "$(task)")
+	    $(if $(TARGET),--target $(TARGET)) $(foreach task,$(TASKS),--task "$(task)")
 
 readme: $(INSTALLED)
 	$(PY) -m tests.readme

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from types import ModuleType
 
@@ -37,19 +36,12 @@ def test_help_names_every_command_and_gives_examples(capsys: pytest.CaptureFixtu
     assert cadenza.EXAMPLES.splitlines()[0] in said
 
 
-def test_help_imports_nothing_heavy_and_is_quick() -> None:
+def test_help_imports_nothing_heavy() -> None:
     code = "import cadenza, sys; cadenza.main(['--help']); print(*sys.modules, file=sys.stderr)"
-
-    def ask() -> tuple[float, str]:
-        start = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        return time.perf_counter() - start, done.stderr
-
-    answers = [ask() for _ in range(5)]
-    loaded = {name.partition(".")[0] for name in answers[0][1].split()}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    loaded = {name.partition(".")[0] for name in done.stderr.split()}
     heavy = {"numpy", "torch", "onnx", "onnxruntime", "optuna", "tokenizers", "argparse"}
     assert loaded & (heavy | {"exporter", "tuner", "calib_data"}) == set()
-    assert min(seconds for seconds, _ in answers) < 0.2
 
 
 def test_no_command_says_how_to_use_it_and_is_the_user_s_fault(

@@ -68,11 +68,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--work", type=Path, default=ROOT / "evidence", help="exports and cache")
     parser.add_argument("--out", type=Path, help="folder of the results (default: the project's)")
     parser.add_argument("--model", type=Path, help="another checkpoint, as it is: nothing planted")
-    parser.add_argument("--task", action="append", help="a task of its; repeat")
+    parser.add_argument("--task", action="append", help="its tasks, as for --task; repeat")
+    parser.add_argument("--target", default=FULL.target, help="(default: %(default)s)")
     args = parser.parse_args(argv)
     config = QUICK if args.quick else FULL
     if args.model is not None:
         config = replace(config, model=args.model, factor=1.0)
+    config = replace(config, target=args.target)
     if args.task:
         config = replace(config, tasks=tuple(args.task))
     own = not args.quick and args.model is None
@@ -234,20 +236,18 @@ def _further(
     study: Study, chosen: Mapping[str, Chosen], default: Schedule, say: Say
 ) -> dict[str, Any]:
     config = study.config
-    samplers = [each.sampler for each in study.prompts.values()]
     own = {task: each.schedules["dp"] for task, each in chosen.items()}
-    threshold = {
-        f"threshold {config.threshold:g}": experiments.threshold_sampler(
-            samplers, config.threshold
-        )
+    threshold = {f"threshold {config.threshold:g}": experiments.by_threshold(config.threshold)}
+    steps = {
+        "half the steps": experiments.with_steps(0.5, config.windows),
+        "the same steps": experiments.with_steps(1.0, config.windows),
+        "twice the steps": experiments.with_steps(2.0, config.windows),
     }
     parts: dict[str, Callable[[], Any]] = {
         "eight_bits": lambda: experiments.eight_bits(study),
         "calibration_sizes": lambda: experiments.calibration_sizes(study),
         "windows": lambda: experiments.numbers_of_windows(study),
-        "tokens_a_step": lambda: experiments.other_samplers(
-            study, own, experiments.tokens_a_step(samplers)
-        ),
+        "tokens_a_step": lambda: experiments.other_samplers(study, own, steps),
         "threshold": lambda: experiments.other_samplers(study, own, threshold),
         "threshold_reverse": lambda: experiments.reverse_transfer(study, threshold),
         "static_scales": lambda: experiments.static_scales(study),

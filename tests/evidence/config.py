@@ -28,6 +28,7 @@ class EvidenceConfig:
         model: The checkpoint's folder.
         factor: Outliers are planted with this factor in `channels` channels; 0 for none.
         channels: Of each site of each block.
+        target: Where the engines run.
         tasks: Specs as `--task` takes them.
         quantizers: That the headline rows are made with.
         main: The quantizer of the further experiments.
@@ -51,6 +52,7 @@ class EvidenceConfig:
     model: Path = ROOT / "calib_data" / "reference"
     factor: float = 4.0
     channels: int = 4
+    target: str = "cpu"
     tasks: tuple[str, ...] = ("edit", "rename", "chain", "most", "close")
     quantizers: tuple[str, ...] = ("rtn", "gptq", "gptq-hadamard")
     main: str = "gptq-hadamard"

@@ -33,16 +33,18 @@ MAX_LOSS, WORTHWHILE_LOSS = 1.0, 3.0
 def executed(study: Study) -> dict[str, Any]:
     """Return for each task what ships, its latency and its loss, beside the uniform engines."""
     config, windows = study.config, study.config.windows
-    sampler = next(iter(study.prompts.values())).sampler
-    latency = _pass_latency(study, sampler)
     uniform = {name: Schedule.uniform(name, windows) for name in NAMES}
     shipped: dict[str, Schedule] = {}
     reasons: dict[str, str] = {}
     for task in study.prompts:
+        latency = _pass_latency(study, study.prompts[task].sampler)
         shipped[task], reasons[task] = _shipped(study, task, latency)
-    timed = _sequences(study, sampler, {*uniform.values(), *shipped.values()})
     found: dict[str, Any] = {}
     for task, schedule in shipped.items():
+        sampler = study.prompts[task].sampler
+        # What shares a sampler is timed together, once.
+        alike = [each for name, each in shipped.items() if study.prompts[name].sampler == sampler]
+        timed = _sequences(study, sampler, {*uniform.values(), *alike})
         right = study.right(task, "test", config.test, [*uniform.values(), schedule])
         full = right[uniform["fp32"]]
         losses = {

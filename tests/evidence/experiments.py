@@ -6,7 +6,8 @@ prompts; accuracies are of the first test prompts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -85,13 +86,14 @@ def _verdicts_of(study: Study, task: str) -> tuple[Reals, dict[str, Any]]:
     rng = np.random.default_rng([config.seed, list(study.prompts).index(task)])
     tables = study.tables(task, SIX_LEVELS, config.windows, base=BASE)
     uniform = Schedule.uniform(BASE, config.windows)
-    count = config.calibration
+    count = len(tables.kl)
     lost: list[Reals] = []
     mixed, wrong, shown = 0, 0, 0
     seen: dict[str, int] = {}
+    prompts = len(study.prompts[task].items("tuning", config.tuning))
     for _ in range(config.resamples):
         weights = rng.multinomial(count, np.full(count, 1.0 / count)) / count
-        rows = rng.integers(0, config.tuning, config.tuning)
+        rows = rng.integers(0, prompts, prompts)
         gain = gain_table(study, tables, LEVELS, BASE, weights=weights[None])[0]
         own = allocated(study, task, gain, LEVELS, config.mean_bits)
         shipped = verdict(study, task, gain, rows, refinements=1)
@@ -161,8 +163,9 @@ def calibration_sizes(study: Study) -> dict[str, Any]:
             all_of_them = allocated(study, task, whole, LEVELS, config.mean_bits)
             by_subset = []
             for _ in range(config.subsets):
-                weights = np.zeros((1, config.calibration))
-                weights[0, rng.choice(config.calibration, size, replace=False)] = 1.0 / size
+                few = min(size, len(tables.kl))
+                weights = np.zeros((1, len(tables.kl)))
+                weights[0, rng.choice(len(tables.kl), few, replace=False)] = 1.0 / few
                 gain = gain_table(study, tables, LEVELS, BASE, weights=weights)[0]
                 r.append(pearson(gain[:, -1], whole[:, -1]))
                 own = allocated(study, task, gain, LEVELS, config.mean_bits)
@@ -177,8 +180,12 @@ def calibration_sizes(study: Study) -> dict[str, Any]:
     return found
 
 
+# From a task's own sampler to another one, or None where its numbers allow none.
+Variant = Callable[[SamplerConfig], SamplerConfig | None]
+
+
 def other_samplers(
-    study: Study, schedules: Mapping[str, Schedule], samplers: Mapping[str, SamplerConfig]
+    study: Study, schedules: Mapping[str, Schedule], variants: Mapping[str, Variant]
 ) -> dict[str, Any]:
     """Return how schedules found with the tasks' own sampler do with others.
 
@@ -188,10 +195,13 @@ def other_samplers(
     """
     config = study.config
     found: dict[str, Any] = {}
-    for name, sampler in samplers.items():
+    for name, variant in variants.items():
         gaps: dict[str, dict[str, Reals]] = {}
         bits: dict[str, list[float]] = {}
         for task, fixed in schedules.items():
+            sampler = variant(study.prompts[task].sampler)
+            if sampler is None:
+                continue
             tables = study.tables(task, SIX_LEVELS, config.windows, base=BASE, sampler=sampler)
             gain = gain_table(study, tables, LEVELS, BASE)
             own = allocated(study, task, gain, LEVELS, config.mean_bits, sampler)
@@ -220,13 +230,16 @@ def other_samplers(
     return found
 
 
-def reverse_transfer(study: Study, samplers: Mapping[str, SamplerConfig]) -> dict[str, Any]:
+def reverse_transfer(study: Study, variants: Mapping[str, Variant]) -> dict[str, Any]:
     """Return how schedules calibrated with other samplers do with the tasks' own sampler."""
     config = study.config
     found: dict[str, Any] = {}
-    for name, sampler in samplers.items():
+    for name, variant in variants.items():
         gaps: dict[str, Reals] = {}
-        for task in study.prompts:
+        for task, prompts in study.prompts.items():
+            sampler = variant(prompts.sampler)
+            if sampler is None:
+                continue
             uniform = Schedule.uniform(BASE, config.windows)
             tables = study.tables(task, SIX_LEVELS, config.windows, base=BASE, sampler=sampler)
             gain = gain_table(study, tables, LEVELS, BASE)
@@ -276,26 +289,28 @@ def static_scales(study: Study) -> dict[str, Any]:
     return {"tasks": found, "window_minus_shared": points(mean_over_tasks(gaps, config.seed))}
 
 
-def threshold_sampler(samplers: Sequence[SamplerConfig], threshold: float) -> SamplerConfig:
-    """Return the confidence rule with the lengths that all tasks share."""
-    first = samplers[0]
-    return SamplerConfig(
-        steps=first.gen_length,
-        gen_length=first.gen_length,
-        block_length=first.block_length,
-        rule="threshold",
-        threshold=threshold,
-    )
+def by_threshold(threshold: float) -> Variant:
+    """Return the confidence rule with a task's own lengths."""
+
+    def variant(own: SamplerConfig) -> SamplerConfig:
+        return SamplerConfig(
+            steps=own.gen_length,
+            gen_length=own.gen_length,
+            block_length=own.block_length,
+            rule="threshold",
+            threshold=threshold,
+        )
+
+    return variant
 
 
-def tokens_a_step(samplers: Sequence[SamplerConfig]) -> dict[str, SamplerConfig]:
-    """Return fixed samplers of other speeds: half, double and four times the tokens a step."""
-    first = samplers[0]
-    found = {}
-    for steps in (first.steps // 4 * 2, first.steps, 2 * first.steps):
-        if steps <= first.gen_length and first.gen_length % steps == 0:
-            name = f"{first.gen_length // steps} tokens a step"
-            found[name] = SamplerConfig(
-                steps=steps, gen_length=first.gen_length, block_length=first.block_length
-            )
-    return found
+def with_steps(factor: float, windows: int) -> Variant:
+    """Return a multiple of a task's steps, where they fit its length and fill the windows."""
+
+    def variant(own: SamplerConfig) -> SamplerConfig | None:
+        steps = round(own.steps * factor)
+        if not max(windows, own.blocks) <= steps <= own.gen_length or steps % own.blocks:
+            return None
+        return replace(own, steps=steps)
+
+    return variant

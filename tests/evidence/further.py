@@ -62,17 +62,17 @@ def further(found: Mapping[str, Any]) -> str:
             ],
         )
     )
-    parts.append("### Other samplers: schedules found with 2 tokens a step, and found anew\n")
+    parts.append("### Other samplers: schedules found with the tasks' own, and found anew\n")
     samplers = {**found["tokens_a_step"], **found["threshold"]}
     parts.append(
         table(
             [
                 "sampler",
-                "2-token schedule - uniform",
+                "first schedule - uniform",
                 "- permuted",
                 "own schedule - uniform",
-                "2-token - own",
-                "bits as run (2-token, own)",
+                "first - own",
+                "bits as run (first, own)",
                 "passes",
             ],
             [

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calib_data.prompts import Split
-from calib_data.workload import Workload, workload_from_spec
+from calib_data.workload import Workload, expand_specs, workload_from_spec
 from engines.build import BuildLog, Cache, digest_json, engine_key
 from engines.ort import OrtOptions
 from engines.precision import FULL_PRECISION
@@ -84,7 +84,7 @@ class Study:
     @cached_property
     def fleet(self) -> Fleet:
         """The engines of all precisions, by name; `int8.window` has a set of scales a window."""
-        options = OrtOptions(provider="cpu", threads=os.cpu_count() or 1)
+        options = OrtOptions(provider=self.config.target, threads=os.cpu_count() or 1)
         log, engines, keys = BuildLog(), {}, {}
         for name in self.folder.precisions:
             wanted = {name: "shared"}
@@ -101,7 +101,7 @@ class Study:
         """Prompts by the name of the task."""
         tokenizer = tokenizer_from_file(self.folder.tokenizer, self.folder.model)
         found = {}
-        for spec in self.config.tasks:
+        for spec in expand_specs(self.config.tasks):
             workload = workload_from_spec(spec)
             found[workload.name] = Prompts(
                 workload, sampler_of(workload), tokenizer, self.config.seed
@@ -307,6 +307,7 @@ def exported(
         ExportConfig(
             model=model,
             out=out,
+            target=config.target,
             precisions=tuple(names) or config.precisions,
             recipe=Recipe(windows=config.windows, quantizer=quantizer),
             tasks=config.tasks,
