@@ -22,7 +22,7 @@ from tuner.allocate import allocate
 from tuner.baselines import back_loaded, backward, bisect, front_loaded, permuted
 from tuner.choice import Measures, Priced, choose_schedule, mixture
 from tuner.costs import Budget
-from tuner.gain import PROXIES, gain_from
+from tuner.gain import PROXIES, TaskSensitivity, gain_from, summarize
 from tuner.refine import refine
 from tuner.sensitivity import PromptTables
 
@@ -42,6 +42,7 @@ class Chosen:
         verdict: Label of what the product would ship at the headline budget: "dp", "refined" or
             "uniform NAME".
         gains: Predicted by each proxy [W, P] over the headline levels.
+        sensitivity: By the default proxy, with intervals, over the headline levels.
         measured: Measured on tuning prompts, raising one window to each level [W, P].
         bisected: Schedules that the bisection measured.
     """
@@ -49,6 +50,7 @@ class Chosen:
     schedules: dict[str, Schedule]
     verdict: str
     gains: dict[str, Reals]
+    sensitivity: TaskSensitivity
     measured: Reals
     bisected: int
 
@@ -171,7 +173,13 @@ def chosen_for(study: Study, task: str) -> Chosen:
     ).items():
         found[f"{number} high windows"] = schedule
     shipped = found["shipped"] = verdict(study, task, gains[DEFAULT_PROXY])
-    return Chosen(found, _label(shipped, found), gains, measured, count)
+    sensitivity = summarize(
+        subset(tables, LEVELS),
+        [study.folder.precisions[name].bits for name in LEVELS],
+        base=BASE,
+        seed=config.seed,
+    )
+    return Chosen(found, _label(shipped, found), gains, sensitivity, measured, count)
 
 
 def _label(shipped: Schedule, found: Mapping[str, Schedule]) -> str:

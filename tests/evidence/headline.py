@@ -207,6 +207,11 @@ def correlations(study: Study, chosen: Chosen, single: Mapping[str, Reals]) -> d
             for kind in ("accuracy", "agreement")
         },
         "predicted": {proxy: gain[:, high].tolist() for proxy, gain in chosen.gains.items()},
+        "bands": {
+            "low": chosen.sensitivity.gain_low[:, high].tolist(),
+            "high": chosen.sensitivity.gain_high[:, high].tolist(),
+        },
+        "alike": [[bool(pair) for pair in row] for row in chosen.sensitivity.alike],
         "additivity": {
             kind: {
                 "sum": 100.0 * float(single[kind].mean(axis=0).sum()),
