@@ -84,12 +84,21 @@ def _sensitivity(tasks: Mapping[str, Any], file: Path, name: str) -> Path:
         axis.set_ylabel("points gained")
         other = axis.twinx()
         predicted = next(iter(found["predicted"].values()))
-        other.plot(
-            np.arange(1, len(predicted) + 1), predicted, "s--", color=COLOURS[1], label="predicted"
+        peak = max(map(abs, predicted)) or 1.0
+        windows = np.arange(1, len(predicted) + 1)
+        other.plot(windows, np.array(predicted) / peak, "s--", color=COLOURS[1])
+        other.fill_between(
+            windows,
+            np.array(found["bands"]["low"]) / peak,
+            np.array(found["bands"]["high"]) / peak,
+            color=COLOURS[1],
+            alpha=0.2,
         )
         other.set_yticks([])
     axes[0].legend(fontsize=7, loc="upper left")
-    figure.suptitle(f"{name}: raising one window from 4 to 8 bits; dashed: predicted, K x I")
+    figure.suptitle(
+        f"{name}: raising one window from 4 to 8 bits; dashed: predicted, K x I, share of the peak"
+    )
     return _save(figure, file)
 
 
