@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from engines.build import digest_json, open_cache
+from engines.build import Cache, digest_json, open_cache
 from engines.machine import machine
 from engines.schedule import Schedule
 from engines.terminal import Progress
@@ -113,7 +113,7 @@ def run(config: EvidenceConfig, work: Path, out: Path, say: Say) -> dict[str, An
     say("engines")
     results["engines"] = _engines(config, found, work, cache)
     for name, entry in results["quantizers"].items():
-        saved = results["engines"][f"planted {name}"]
+        saved = results["engines"][name]
         entry["all"]["latency_saved"] = saved["latency_saved"]
         for task, each in entry["tasks"].items():
             own = saved["tasks"][task]
@@ -260,19 +260,14 @@ def _further(
 
 
 def _engines(
-    config: EvidenceConfig, found: Mapping[str, Study], work: Path, cache: Any
+    config: EvidenceConfig, found: Mapping[str, Study], work: Path, cache: Cache
 ) -> dict[str, Any]:
-    """Return what schedules save on engines, of the planted and of the plain checkpoint."""
-    plain = Study(
-        config,
-        "rtn",
-        exported(config, config.model, work / "plain", "rtn", ("fp32", "int8")),
-        cache,
-    )
-    return {
-        "plain rtn": executed(plain),
-        **{f"planted {name}": executed(study) for name, study in found.items()},
-    }
+    """Return what schedules save on engines: of every study, and of the checkpoint as it is."""
+    made = {name: executed(study) for name, study in found.items()}
+    if config.factor > 1:
+        folder = exported(config, config.model, work / "plain", "rtn", ("fp32", "int8"))
+        made["nothing planted, rtn"] = executed(Study(config, "rtn", folder, cache))
+    return made
 
 
 def _plain(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """The figures of the evidence, as SVG files, drawn from `results.json` alone.
 
-sensitivity.QUANTIZER.svg   measured single-window gains by window and task, with bands
-                            (the paper's Fig. 1), beside the gains that the proxy predicts
+sensitivity.QUANTIZER.svg   sensitivity by window and task, as the proxy predicts it and as
+                            measured, raising single windows, with bands (the paper's Fig. 1)
 proxies.QUANTIZER.svg       predicted against measured gains (the paper's Fig. 3)
 bits.svg                    accuracy over mean bits: the allocation against uniform
 calibration.svg             number of calibration prompts (the paper's Fig. 4a and 5)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.calib_data.test_harness import TASKS, needs_harness
 from tests.evidence import __main__ as evidence
 from tests.evidence import document
 from tests.evidence.choices import with_high_windows
@@ -56,6 +58,27 @@ def test_the_quick_study_is_whole_and_goes_on_where_it_was(tmp_path: Path) -> No
     for figure in (tmp_path / "out" / "results").iterdir():
         assert f"results/{figure.name}" in text
         assert figure.read_text("utf-8").startswith("<?xml")
+
+
+@pytest.mark.slow
+@needs_harness
+def test_the_study_takes_another_checkpoint_as_it_is_and_a_task_of_the_harness(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    config = replace(
+        QUICK,
+        factor=1.0,
+        tasks=(f"harness:{TASKS / 'letters.yaml'}?steps=12",),
+        quantizers=("rtn",),
+        main="rtn",
+    )
+    results = evidence.run(config, tmp_path / "work", tmp_path / "out", lambda text: None)
+    assert list(results["quantizers"]["rtn"]["tasks"]) == ["letters"]
+    assert list(results["engines"]) == ["rtn"]
+    full = results["quantizers"]["rtn"]["tasks"]["letters"]["rows"]["full precision"]
+    assert full["accuracy"]["mean"] > 90.0
 
 
 def test_the_quick_study_never_writes_over_the_full_results(
