@@ -15,52 +15,41 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.backend import Backend
-from engines.build import digest_json
 from engines.errors import BackendError, BudgetError
 from engines.manifest import DEFAULT_TASK
-from engines.measure import measure, measure_switch
 from engines.precision import FULL_PRECISION
 from engines.schedule import (
     THRESHOLD,
     SamplerConfig,
     Schedule,
-    fixed_steps_like,
     passes_by_window,
 )
 from engines.trace import expected_passes
 from tuner.baselines import widened
 from tuner.choice import Choice, Measures, Priced, choose_schedule, mixture, within_memory
 from tuner.costs import Budget, Costs
-from tuner.evaluate import Answers, Item, answer, graded, same_answers, token_agreement
+from tuner.evaluate import (
+    Answers,
+    Item,
+    answer,
+    graded,
+    read_positions,
+    same_answers,
+    token_agreement,
+)
 from tuner.gain import TaskSensitivity, summarize
 from tuner.objective import Interval, loss_in_points
+from tuner.rollout import with_rollout
 from tuner.sensitivity import PromptTables, prompt_tables
 from tuner.sensitivity_file import Profiled, Sensitivity, TaskTable
 from tuner.space import Candidate
 from tuner.tables import Question, answered
+from tuner.timing import Timing, time_candidate
 from tuner.trials import TrialResult
 from tuner.workbench import Job, Workbench
 from tuner.workshop import Engines, Workshop
 
 MIB = float(1 << 20)
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Milliseconds of a pass at the declared shape, for one sampler.
-
-    By threshold they are of fixed steps of the same lengths: a pass costs the same.
-
-    Attributes:
-        by_window: Of each precision in each window [W].
-        anchor_ms: Of full precision with the default options in the same rounds.
-        switch_ms: Of a change of engine at a window's edge; 0 where not told from none.
-    """
-
-    by_window: dict[str, list[float]]
-    anchor_ms: float
-    switch_ms: float
 
 
 @dataclass(frozen=True)
@@ -149,58 +138,8 @@ class Contest:
         return [each for each in wide if each is not None]
 
     def timing(self, candidate: Candidate, sampler: SamplerConfig) -> Timing | None:
-        """Return a candidate's latencies, corrected for the machine's drift; None if simulated.
-
-        Full precision with the default options runs in the same rounds; by how much it was slower
-        than in the rounds of the default candidate, everything else is taken to have been.
-        """
-        if self.bench.simulated:
-            return None
-        fixed = fixed_steps_like(sampler, candidate.windows)
-        engines = self.shop.engines(candidate)
-        anchor = self.shop.engines(self.shop.default).fleet
-        shape = self.bench.export.shape
-        lanes: dict[str, Backend] = dict(engines.fleet.engines)
-        lanes["anchor"] = anchor.engines[FULL_PRECISION.name]
-        repeats, seed = self.bench.effort.repeats, self.bench.config.seed
-        where = (candidate.windows, shape.batch[1], shape.prompt[1], engines.folder.model)
-        key = digest_json(
-            {
-                "engines": dict(engines.fleet.keys),
-                "anchor": anchor.keys[FULL_PRECISION.name],
-                "sampler": fixed.to_json(),
-                "shape": where[:3],
-                "repeats": repeats,
-                "seed": seed,
-            }
-        )
-        kept = self.bench.cache.get("latency", key)
-        if kept is None:
-            found = measure(lanes, fixed, *where, repeats=repeats, seed=seed)
-            switch = measure_switch(
-                engines.fleet.engines, fixed, *where, repeats=repeats, seed=seed
-            )
-            kept = {
-                "by_window": {row.precision: list(row.by_window) for row in found.rows},
-                "anchor": found.of("anchor").latency_ms,
-                "switch": switch,
-            }
-            self.bench.cache.put("latency", key, kept)
-        first = kept["anchor"]
-        if candidate != self.shop.default:
-            reference = self.timing(self.shop.default, sampler)
-            assert reference is not None, "simulated precisions are not timed"
-            first = reference.anchor_ms
-        drift = kept["anchor"] / first
-        return Timing(
-            by_window={
-                name: [value / drift for value in values]
-                for name, values in kept["by_window"].items()
-                if name != "anchor"
-            },
-            anchor_ms=first,
-            switch_ms=kept["switch"] / drift,
-        )
+        """Return a candidate's latencies, corrected for the machine's drift; None if simulated."""
+        return time_candidate(self.shop, candidate, sampler)
 
     def passes(self, name: str, windows: int) -> NDArray[np.float64]:
         """Return the expected passes of a task in each window [W].
@@ -282,6 +221,18 @@ class Contest:
             with_moves=with_moves,
         )
         tables = answered(question, self.bench.cache, measured)
+        if self.bench.config.proxy == "rollout":
+            ids = self.full_answers(job, job.calibration).ids
+            tables = with_rollout(
+                tables,
+                job.calibration,
+                job.sampler,
+                names[0],
+                engines.fleet,
+                self.bench.cache,
+                ids,
+                self._read(job, ids),
+            )
         return summarize(
             tables,
             [precision.bits for precision in reversed(self.bench.precisions)],
@@ -330,14 +281,20 @@ class Contest:
         uniform = Schedule.uniform(FULL_PRECISION.name, self.shop.default.windows)
         return self.answers(self.shop.engines(self.shop.default), job, items, uniform)
 
+    def _read(self, job: Job, full: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which tokens of full precision's answers the task's grader reads [N, G]."""
+        return read_positions(job.workload.scored, full, self.bench.export.model.eos_id)
+
     def _measures(self, engines: Engines, jobs: Mapping[str, Job]) -> Measures:
         def agreement(schedule: Schedule) -> dict[str, NDArray[np.float64]]:
             return {
                 name: token_agreement(
                     self.answers(engines, job, job.tuning, schedule).ids,
-                    self.full_answers(job, job.tuning).ids,
+                    full,
+                    self._read(job, full),
                 )
                 for name, job in jobs.items()
+                for full in (self.full_answers(job, job.tuning).ids,)
             }
 
         def loss(schedule: Schedule) -> dict[str, float]:

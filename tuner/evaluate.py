@@ -268,6 +268,40 @@ def same_answers(ids: NDArray[np.int64], full: NDArray[np.int64]) -> NDArray[np.
     return np.asarray((ids == full).all(axis=1))
 
 
-def token_agreement(ids: NDArray[np.int64], full: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the share of each answer's tokens [N] that equal full precision's, 0 to 1."""
-    return np.asarray((ids == full).mean(axis=1))
+def read_positions(scored: str, ids: NDArray[np.int64], eos_id: int) -> NDArray[np.bool_]:
+    """Return which tokens of answers a grader reads [N, G].
+
+    Those are all tokens up to the first end-of-sequence token, and that one, for it says where the
+    text ends; of a task that scores only the start or the end of the text, its first or its last
+    token.
+
+    Args:
+        scored: As `Workload.scored` says.
+        ids: Answers of full precision [N, G].
+        eos_id: The end-of-sequence token.
+    """
+    at = np.arange(ids.shape[1])
+    ends = ids == eos_id
+    length = np.where(ends.any(axis=1), ends.argmax(axis=1), ids.shape[1])[:, None]
+    if scored == "start":
+        read = np.broadcast_to(at == 0, ids.shape)
+    elif scored == "end":
+        read = at == np.maximum(length - 1, 0)
+    else:
+        read = at <= length
+    return np.asarray(read)
+
+
+def token_agreement(
+    ids: NDArray[np.int64], full: NDArray[np.int64], read: NDArray[np.bool_] | None = None
+) -> NDArray[np.float64]:
+    """Return the share of each answer's tokens [N] that equal full precision's, 0 to 1.
+
+    Args:
+        ids: Answers [N, G].
+        full: Full precision's [N, G].
+        read: Tokens that count [N, G], one in each answer at least; None for all.
+    """
+    if read is None:
+        return np.asarray((ids == full).mean(axis=1))
+    return np.asarray(((ids == full) & read).sum(axis=1) / read.sum(axis=1))

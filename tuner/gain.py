@@ -8,6 +8,8 @@ engine.  Written for base precision b0, the gain of precision b in window w is, 
     kl             E[K_w^b0] - E[K_w^b]
     influence      mean over windows of (E[K_v^b0] - E[K_v^b]) * E[I_w]: ranks windows by I alone
     flips, moves   as kl, of flips and of moves
+    rollout        as kl, of the share of tokens read that differ at the end of the answer when
+                   window w alone runs b and all others b0: measured end to end, without labels
 
 made monotone in bits.  Pure.
 """
@@ -22,7 +24,7 @@ import numpy as np
 from tuner.costs import Indices, Reals
 from tuner.sensitivity import PromptTables
 
-PROXIES = ("kl*influence", "sqrt", "kl", "influence", "flips", "moves")
+PROXIES = ("kl*influence", "sqrt", "kl", "influence", "flips", "moves", "rollout")
 
 
 def worth(tables: PromptTables, proxy: str = PROXIES[0], weights: Reals | None = None) -> Reals:
@@ -40,6 +42,8 @@ def worth(tables: PromptTables, proxy: str = PROXIES[0], weights: Reals | None =
         raise ValueError(f"proxy is one of {', '.join(PROXIES)}, got {proxy!r}")
     if proxy == "moves" and tables.moves is None:
         raise ValueError("proxy 'moves' needs tables with moves; measure them with_moves")
+    if proxy == "rollout" and tables.rollout is None:
+        raise ValueError("proxy 'rollout' needs tables with rollouts; see tuner.rollout")
 
     def mean(values: Reals) -> Reals:
         if weights is None:
@@ -58,6 +62,9 @@ def worth(tables: PromptTables, proxy: str = PROXIES[0], weights: Reals | None =
     if proxy == "moves":
         assert tables.moves is not None, "checked above"
         return mean(tables.moves)
+    if proxy == "rollout":
+        assert tables.rollout is not None, "checked above"
+        return mean(tables.rollout)
     return mean(tables.kl if proxy == "kl" else tables.flips)
 
 
@@ -104,6 +111,7 @@ def gain_from(
 def _check(tables: PromptTables, bits: Sequence[float], base: str) -> None:
     shape = tables.kl.shape
     moves = tables.flips if tables.moves is None else tables.moves
+    rollout = tables.flips if tables.rollout is None else tables.rollout
     if (
         len(shape) != 3
         or not shape[0]
@@ -111,18 +119,19 @@ def _check(tables: PromptTables, bits: Sequence[float], base: str) -> None:
         or tables.influence.shape != shape[:2]
         or tables.flips.shape != shape
         or moves.shape != shape
+        or rollout.shape != shape
         or len(bits) != shape[2]
     ):
         raise ValueError(
-            f"need kl, flips and moves [N, W, P], influence [N, W], bits [P], N >= 1, got shapes "
-            f"{shape}, {tables.flips.shape}, {moves.shape}, {tables.influence.shape}, "
-            f"{np.shape(bits)} for {len(tables.precisions)} precisions"
+            f"need kl, flips, moves, rollout [N, W, P], influence [N, W], bits [P], N >= 1, got "
+            f"shapes {shape}, {tables.flips.shape}, {moves.shape}, {rollout.shape}, "
+            f"{tables.influence.shape}, {np.shape(bits)} for {len(tables.precisions)} precisions"
         )
     if base not in tables.precisions:
         raise ValueError(f"base is one of {', '.join(tables.precisions)}, got {base!r}")
-    for values in (tables.kl, tables.flips, moves, tables.influence):
+    for values in (tables.kl, tables.flips, moves, rollout, tables.influence):
         if not np.isfinite(values).all():
-            raise ValueError("kl, flips, moves and influence must be finite")
+            raise ValueError("kl, flips, moves, rollout and influence must be finite")
 
 
 def isotonic(values: Reals, bits: Sequence[float]) -> Reals:

@@ -4,7 +4,8 @@
     engines -> milliseconds of a pass, interleaved; MiB of each family of weights
 
 Tables by prompt and latencies are kept in the cache by content, so an interrupted profile goes on
-where a task was finished, and another proxy, seed or base costs no pass.
+where a task was finished; another seed or base costs no pass, and another proxy none but for
+`rollout`, whose answers are kept too.
 """
 
 from __future__ import annotations
@@ -23,16 +24,15 @@ from engines.errors import CadenzaError, InputError
 from engines.measure import measure, measure_switch
 from engines.ort import OrtOptions
 from engines.precision import FULL_PRECISION
-from engines.schedule import (
-    SamplerConfig,
-    fixed_steps_like,
-)
+from engines.schedule import SamplerConfig, Schedule, fixed_steps_like
 from engines.terminal import Progress
 from tuner.config import ProfileConfig
 from tuner.costs import Reals
+from tuner.evaluate import Fleet, answer, read_positions
 from tuner.folder import write_json
 from tuner.gain import TaskSensitivity, summarize
-from tuner.profile_setting import Setting, prepare_profile
+from tuner.profile_setting import ProfiledTask, Setting, prepare_profile
+from tuner.rollout import with_rollout
 from tuner.sensitivity import PromptTables, prompt_tables
 from tuner.sensitivity_file import Profiled, Sensitivity, TaskTable
 from tuner.tables import Question, answered, scored_positions
@@ -118,7 +118,24 @@ class _Bench:
             scored="all" if config.positions == "all" else f"scored {task.workload.scored}",
             with_moves=with_moves,
         )
-        return answered(question, self.cache, measured)
+        tables = answered(question, self.cache, measured)
+        return self._with_rollout(tables, task) if config.proxy == "rollout" else tables
+
+    def _with_rollout(self, tables: PromptTables, task: ProfiledTask) -> PromptTables:
+        """Return tables with what single changes of the base do."""
+        setting, fleet = self.setting, Fleet(self.engines, self.keys, self.setting.export.model)
+        uniform = Schedule.uniform(FULL_PRECISION.name, setting.windows)
+        full = answer(task.items, task.sampler, uniform, fleet, self.cache).ids
+        return with_rollout(
+            tables,
+            task.items,
+            task.sampler,
+            setting.base,
+            fleet,
+            self.cache,
+            full,
+            read_positions(task.workload.scored, full, fleet.model.eos_id),
+        )
 
     def timing(self, sampler: SamplerConfig) -> dict[str, Any]:
         """Return milliseconds of a pass of each executed precision, measured in turns.

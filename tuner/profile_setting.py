@@ -77,7 +77,11 @@ class Setting:
             travelled = 2 * (len(by_window) - 1)
         else:
             travelled = sum(sum(by_window[w:]) for w in range(len(by_window) - 1))
-        return len(task.items) * (most.steps * len(self.precisions) + travelled)
+        changed = 0
+        if self.config.proxy == "rollout":
+            later = sum(sum(by_window[w:]) for w in range(len(by_window)))
+            changed = most.steps + (len(self.precisions) - 1) * later
+        return len(task.items) * (most.steps * len(self.precisions) + travelled + changed)
 
 
 def prepare_profile(config: ProfileConfig) -> Setting:

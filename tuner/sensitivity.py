@@ -61,6 +61,8 @@ class PromptTables:
         flips: Committed positions whose most probable token is another one [N, W, P].
         moves: Commits that the sampler's rule would not make [N, W, P]; None: not measured.
         influence: I [N, W], at least 1.
+        rollout: Share of the tokens read that differ when one window alone changes from the base
+            [N, W, P]; None: not measured; see `rollout`.
         passes: Steps that the trace takes in each window [N, W].
         rows: Forward passes of single rows that were spent.
     """
@@ -72,6 +74,7 @@ class PromptTables:
     influence: Reals
     passes: Reals
     rows: int
+    rollout: Reals | None = None
 
     def only(self, prompts: Sequence[int] | Indices) -> PromptTables:
         """Return the tables of some of the prompts, by index, in that order; rows as they are."""
@@ -84,6 +87,7 @@ class PromptTables:
             influence=self.influence[index],
             passes=self.passes[index],
             rows=self.rows,
+            rollout=None if self.rollout is None else self.rollout[index],
         )
 
     def to_json(self) -> dict[str, object]:

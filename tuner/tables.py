@@ -17,6 +17,7 @@ from calib_data.workload import Workload
 from engines.build import Cache, digest_json
 from engines.schedule import SamplerConfig
 from engines.trace import Trace
+from tuner.evaluate import read_positions
 from tuner.sensitivity import Influence, PromptTables, Scored
 
 Positions = Literal["all", "scored"]
@@ -73,21 +74,12 @@ def answered(
 def scored_positions(workload: Workload, eos_id: int) -> Scored:
     """Return, for a trace, which answer positions [G] the grader of a workload reads.
 
-    Those are all tokens up to the first end-of-sequence token, and that one, for it says where
-    the text ends; of a built-in task that scores only the start or the end of the text, its first
-    or its last token.  A prompt file says nothing of what its grader reads, so it is as "all".
+    As `evaluate.read_positions`; a prompt file says nothing of what its grader reads, so it is as
+    "all".
     """
 
     def mask(trace: Trace) -> NDArray[np.bool_]:
         ids = np.array(trace.generation.ids)
-        ends = np.flatnonzero(ids == eos_id)
-        length = int(ends[0]) if len(ends) else len(ids)
-        at = np.arange(len(ids))
-        read: dict[str, NDArray[np.bool_]] = {
-            "start": at == 0,
-            "end": at == max(length - 1, 0),
-            "all": at <= length,
-        }
-        return read[workload.scored]
+        return np.asarray(read_positions(workload.scored, ids[None], eos_id)[0])
 
     return mask

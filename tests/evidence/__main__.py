@@ -22,11 +22,10 @@ import numpy as np
 
 from engines.build import Cache, digest_json, open_cache
 from engines.machine import machine
-from engines.schedule import Schedule
 from engines.terminal import Progress
 from tests.evidence import document, experiments, figures, headline
 from tests.evidence.choices import (
-    DEFAULT_PROXY,
+    METHODS,
     Chosen,
     choices_json,
     chosen_for,
@@ -44,20 +43,27 @@ RATE = 110.0
 
 
 def planned(config: EvidenceConfig) -> dict[str, int]:
-    """Return how many answers each part asks for at most, before schedules share their starts."""
+    """Return how many answers each part asks for, about; what schedules share is counted once.
+
+    Sensitivities are counted as the generations that their passes amount to.
+    """
     tasks, q, w = len(config.tasks), len(config.quantizers), config.windows
-    headline_rows = 6 + len(config.budgets)
-    rest_rows = config.permutations + 24
-    verdicts = config.resamples // 4
+    methods, levels = len(METHODS), 4
+    shared = 0.5 + 0.5 / w  # of an answer, where single windows change
+    verdicts = config.resamples // 4  # distinct schedules among them
+    headline_rows = 5 + methods * (2 + len(config.budgets))
+    rest_rows = 24 + methods * config.permutations
     return {
-        "sensitivity": tasks * q * config.calibration * (6 + 6 + 3 * w),
-        "choices": tasks * q * config.tuning * (3 * w + 2 * w + 14 + 2 * verdicts),
-        "headline": tasks * q * (headline_rows * config.test + rest_rows * config.rest),
-        "single windows": tasks * q * config.test * (w + 1),
-        "verdicts": tasks * q * config.rest * verdicts,
-        "further": tasks * config.rest * (2 + config.permutations + 40)
-        + tasks * config.calibration * 60,
-        "engines": 2 * tasks * (config.test * 4 + config.tuning * 10),
+        "sensitivity": int(
+            tasks * q * config.calibration * (6 + 6 + 4 + w * (levels - 1) * shared)
+        ),
+        "choices": int(tasks * q * config.tuning * (20 + methods * verdicts)),
+        "headline": int(0.7 * tasks * q * (headline_rows * config.test + rest_rows * config.rest)),
+        "single windows": int(tasks * q * config.test * (w * shared + 1)),
+        "verdicts": tasks * q * methods * config.rest * verdicts,
+        "fresh prompts": tasks * q * config.test * 4,
+        "further": tasks * (config.rest * (config.permutations + 40) + config.calibration * 60),
+        "engines": 4 * tasks * (config.test * 3 + config.tuning * 6),
     }
 
 
@@ -87,10 +93,10 @@ def run(config: EvidenceConfig, work: Path, out: Path, say: Say) -> dict[str, An
     """Run the study, write results, figures and the document to `out`, return the results."""
     plan = planned(config)
     total = sum(plan.values())
-    say(f"{total:,} answers at most: " + ", ".join(f"{k} {v:,}" for k, v in plan.items()))
+    say(f"about {total:,} answers: " + ", ".join(f"{k} {v:,}" for k, v in plan.items()))
     say(
-        f"about {total / RATE / 60 * 0.7:.0f} minutes on two cores; schedules share what they "
-        f"have in common at their start, and whatever was answered before is not answered again"
+        f"about {total / RATE / 60:.0f} minutes on two cores; whatever was answered before is not "
+        f"answered again"
     )
     began = time.monotonic()
     cache = open_cache(work / "cache", os.environ)
@@ -107,9 +113,9 @@ def run(config: EvidenceConfig, work: Path, out: Path, say: Say) -> dict[str, An
     }
     for name, study in found.items():
         say(f"{name}: test prompts")
-        results["quantizers"][name] = _quantizer(study, *chosen[name], say)
+        results["quantizers"][name] = _quantizer(study, chosen[name], say)
     main_study = found[config.main]
-    results["further"] = _further(main_study, *chosen[config.main], say)
+    results["further"] = _further(main_study, chosen[config.main], say)
     say("engines")
     results["engines"] = _engines(config, found, work, cache)
     for name, entry in results["quantizers"].items():
@@ -133,24 +139,24 @@ def run(config: EvidenceConfig, work: Path, out: Path, say: Say) -> dict[str, An
     return results
 
 
-def _choices(study: Study, work: Path, say: Say) -> tuple[dict[str, Chosen], Schedule]:
+def _choices(study: Study, work: Path, say: Say) -> dict[str, Chosen]:
     say(f"{study.quantizer}: sensitivity and choices")
     chosen = {task: chosen_for(study, task) for task in study.prompts}
-    default = default_schedule(
-        study, {task: each.gains[DEFAULT_PROXY] for task, each in chosen.items()}
-    )
-    for each in chosen.values():
-        each.schedules["default"] = default
-    content = choices_json(chosen, default)
+    for method, proxy in METHODS.items():
+        default = default_schedule(
+            study, {task: each.gains[proxy] for task, each in chosen.items()}
+        )
+        for each in chosen.values():
+            each.schedules[f"{method} default"] = default
+    content = choices_json(chosen)
     write_json(
         work / f"choices.{study.quantizer}.json", {**content, "sha256": digest_json(content)}
     )
-    return chosen, default
+    return chosen
 
 
-def _quantizer(
-    study: Study, chosen: Mapping[str, Chosen], default: Schedule, say: Say
-) -> dict[str, Any]:
+def _quantizer(study: Study, chosen: Mapping[str, Chosen], say: Say) -> dict[str, Any]:
+    """Return a quantizer's results: the first method's in DESIGN's places, then all methods'."""
     config = study.config
     scores = {
         task: headline.test_scores(study, task, each.schedules) for task, each in chosen.items()
@@ -168,73 +174,91 @@ def _quantizer(
         }
         for proxy in next(iter(chosen.values())).gains
     }
-    say(f"{study.quantizer}: verdicts")
-    verdicts = experiments.resampled_verdicts(study)
-    cross = experiments.cross_tasks(
-        study,
-        {**{task: each.schedules["dp"] for task, each in chosen.items()}, "default": default},
-    )
-    default_minus = {
-        task: scores[task]["default"] - scores[task]["dp"][: len(scores[task]["default"])]
-        for task in chosen
-    }
-    found |= headline.summary({"default_minus_task": default_minus}, config.seed)
-
-    def entry(task: str | None) -> dict[str, Any]:
-        def of(name: str) -> Any:
-            return found[name]["all"] if task is None else found[name]["tasks"][task]
-
-        r = {
-            name: proxies[DEFAULT_PROXY]["accuracy"][name]
-            for name in ("pearson_mean", "spearman_mean")
-        }
-        if task is not None:
-            own = (chosen[task].gains[DEFAULT_PROXY][:, -1], single[task]["accuracy"].mean(axis=0))
-            r = {
-                "pearson_mean": pearson(*own),
-                "spearman_mean": spearman(*own),
-            }
-        names = ("dp_minus_uniform", "dp_minus_random", "dp_minus_bisection", "uniform_loss")
-        return {
-            **r,
-            **{name: of(name) for name in names},
-            "default_minus_task": of("default_minus_task"),
-            "bits_at_uniform_quality": headline.bits_at_uniform_quality(
-                found, config.budgets, config.mean_bits, task
-            ),
-            "n_test": config.test,
-        }
-
+    methods = {}
+    for method in METHODS:
+        say(f"{study.quantizer}: {method}, verdicts and other tasks")
+        methods[method] = _method(study, method, chosen, single, found, proxies)
+    say(f"{study.quantizer}: fresh test prompts")
+    first = next(iter(methods.values()))
     return {
-        "all": {
-            **entry(None),
-            "verdict_regret": verdicts["verdict_regret"]["mean"],
-            "false_mixed": verdicts["false_mixed"],
-            "transfer_diagonal_wins": cross["transfer_diagonal_wins"],
-        },
+        "all": first["all"],
         "tasks": {
             task: {
-                **entry(task),
-                "verdict_regret": verdicts["tasks"][task]["verdict_regret"],
-                "false_mixed": verdicts["tasks"][task]["false_mixed"],
-                "transfer_diagonal_wins": cross["wins"][task],
-                "verdict": each.verdict,
+                **first["tasks"][task],
                 "rows": tables[task],
                 "correlations": headline.correlations(study, each, single[task]),
                 "bisection_measured": each.bisected,
             }
             for task, each in chosen.items()
         },
+        "methods": methods,
         "differences": found,
         "proxies": proxies,
+        "confirmation": experiments.confirmation(
+            study, {task: each.schedules for task, each in chosen.items()}
+        ),
+    }
+
+
+def _method(
+    study: Study,
+    method: str,
+    chosen: Mapping[str, Chosen],
+    single: Mapping[str, Mapping[str, Any]],
+    found: Mapping[str, Any],
+    proxies: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return what DESIGN asks of an allocation, over all tasks and by task."""
+    config, proxy = study.config, METHODS[method]
+    verdicts = experiments.resampled_verdicts(study, method)
+    own = {task: each.schedules[method] for task, each in chosen.items()}
+    default = next(iter(chosen.values())).schedules[f"{method} default"]
+    cross = experiments.cross_tasks(study, {**own, "default": default})
+
+    def entry(task: str | None) -> dict[str, Any]:
+        def of(name: str) -> Any:
+            return found[name]["all"] if task is None else found[name]["tasks"][task]
+
+        if task is None:
+            r = proxies[proxy]["accuracy"]
+            verdict = {
+                "verdict_regret": verdicts["verdict_regret"]["mean"],
+                "false_mixed": verdicts["false_mixed"],
+                "transfer_diagonal_wins": cross["transfer_diagonal_wins"],
+            }
+        else:
+            pair = (chosen[task].gains[proxy][:, -1], single[task]["accuracy"].mean(axis=0))
+            r = {"pearson_mean": pearson(*pair), "spearman_mean": spearman(*pair)}
+            verdict = {
+                "verdict_regret": verdicts["tasks"][task]["verdict_regret"],
+                "false_mixed": verdicts["tasks"][task]["false_mixed"],
+                "transfer_diagonal_wins": cross["wins"][task],
+            }
+        return {
+            **r,
+            "dp_minus_uniform": of(f"{method}_minus_uniform"),
+            "dp_minus_random": of(f"{method}_minus_random"),
+            "dp_minus_bisection": of(f"{method}_minus_bisection"),
+            "shipped_minus_uniform": of(f"{method}_shipped_minus_uniform"),
+            "uniform_loss": of("uniform_loss"),
+            "default_minus_task": of(f"{method}_default_minus_task"),
+            "bits_at_uniform_quality": headline.bits_at_uniform_quality(
+                found, config.budgets, config.mean_bits, task, method
+            ),
+            **verdict,
+            "n_test": config.test,
+        }
+
+    mixed = found.get(f"{method}_minus_random_mixed")
+    return {
+        "all": {**entry(None), "dp_minus_random_mixed": None if mixed is None else mixed["all"]},
+        "tasks": {task: entry(task) for task in chosen},
         "verdicts": verdicts,
         "cross_tasks": cross,
     }
 
 
-def _further(
-    study: Study, chosen: Mapping[str, Chosen], default: Schedule, say: Say
-) -> dict[str, Any]:
+def _further(study: Study, chosen: Mapping[str, Chosen], say: Say) -> dict[str, Any]:
     config = study.config
     own = {task: each.schedules["dp"] for task, each in chosen.items()}
     threshold = {f"threshold {config.threshold:g}": experiments.by_threshold(config.threshold)}

@@ -1,8 +1,9 @@
 """Which schedules are compared: all chosen before a test prompt is drawn.
 
-From calibration prompts alone: the allocation (DP) with each proxy, at each budget, on any subset.
-From tuning prompts as well, without labels: measured single-window gains and the allocation on
-them, adaptive bisection, the refined allocation, and the verdict, which is `tuner.choice`'s.
+From calibration prompts alone: the allocation with each proxy, at each budget, on any subset;
+`dp` is on K x I, as T2Quant has it, `rollout` on measured changes of single windows.  From tuning
+prompts as well, without labels: adaptive bisection, the refined allocation, and the verdict, which
+is `tuner.choice`'s.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from tuner.sensitivity import PromptTables
 Reals = NDArray[np.float64]
 
 DEFAULT_PROXY = PROXIES[0]
+# The allocations that headline rows are made with, by the proxy of each: T2Quant's, and ours.
+METHODS = {"dp": DEFAULT_PROXY, "rollout": "rollout"}
 # Schedules that the refinement may measure.
 REFINEMENTS = 12
 
@@ -38,20 +41,16 @@ class Chosen:
     """A task's schedules by label, and what they were chosen on.
 
     Attributes:
-        schedules: By label.
-        verdict: Label of what the product would ship at the headline budget: "dp", "refined" or
-            "uniform NAME".
+        schedules: By label; of each method its allocation, the same at other budgets, permuted,
+            refined, and what the product ships with it.
         gains: Predicted by each proxy [W, P] over the headline levels.
         sensitivity: By the default proxy, with intervals, over the headline levels.
-        measured: Measured on tuning prompts, raising one window to each level [W, P].
         bisected: Schedules that the bisection measured.
     """
 
     schedules: dict[str, Schedule]
-    verdict: str
     gains: dict[str, Reals]
     sensitivity: TaskSensitivity
-    measured: Reals
     bisected: int
 
 
@@ -101,64 +100,68 @@ def raised(windows: int, window: int, name: str, base: str = BASE) -> Schedule:
     return Schedule(tuple(name if w == window else base for w in range(windows)))
 
 
-def measured_gains(
-    study: Study, task: str, names: Sequence[str], base: str, windows: int
-) -> Reals:
-    """Return the agreement that each single change of the base buys on tuning prompts [W, P].
-
-    In points of full precision's tokens; no labels are read.
-    """
-    count = study.config.tuning
-    singles = {
-        (w, name): raised(windows, w, name, base)
-        for w in range(windows)
-        for name in names
-        if name != base
-    }
-    uniform = Schedule.uniform(base, windows)
-    found = study.agreement(task, "tuning", count, [uniform, *singles.values()])
-    gain = np.zeros((windows, len(names)))
-    for (w, name), schedule in singles.items():
-        gap = found[schedule] - found[uniform]
-        gain[w, names.index(name)] = 100.0 * gap.mean()
-    return gain
-
-
 def chosen_for(study: Study, task: str) -> Chosen:
     """Return everything that is compared for a task, without a test prompt."""
     config, windows = study.config, study.config.windows
     tables = study.tables(task, SIX_LEVELS, windows, base=BASE)
-    other = study.tables(task, SIX_LEVELS, windows, base=BASE, influence="counterfactual")
-    costs = study.costs(task, SIX_LEVELS, windows)
-    bits = dict(zip(costs.names, costs.bits.tolist(), strict=True))
-    gains = {proxy: gain_table(study, tables, LEVELS, BASE, proxy) for proxy in PROXIES}
-    gains["kl*counterfactual"] = gain_table(study, other, LEVELS, BASE, "kl*influence")
-    gains["counterfactual"] = gain_table(study, other, LEVELS, BASE, "influence")
+    rolled = study.rollouts(task, subset(tables, LEVELS), BASE, read=True)
+    gains = _gains(study, task, tables, rolled)
     at = partial(allocated, study, task)
-    dp = at(gains[DEFAULT_PROXY], LEVELS, config.mean_bits)
     found = {f"uniform {name}": Schedule.uniform(name, windows) for name in SIX_LEVELS}
-    found["dp"] = dp
+    for method, proxy in METHODS.items():
+        found |= _method(study, task, method, gains[proxy])
     for proxy, gain in gains.items():
         found[f"dp on {proxy}"] = at(gain, LEVELS, config.mean_bits)
     for budget in config.budgets:
-        found[f"dp at {budget:g}"] = at(gains[DEFAULT_PROXY], LEVELS, budget)
-    read = study.tables(task, LEVELS, windows, base=BASE, scored=True)
-    gains["kl*influence, scored"] = gain_table(study, read, LEVELS, BASE)
-    for budget in (*config.budgets, config.mean_bits):
         found[f"scored dp at {budget:g}"] = at(gains["kl*influence, scored"], LEVELS, budget)
     six = gain_table(study, tables, SIX_LEVELS, BASE)
     found["dp of six levels"] = at(six, SIX_LEVELS, config.mean_bits)
-    measured = measured_gains(study, task, LEVELS, BASE, windows)
-    found["dp on measured gains"] = at(measured, LEVELS, config.mean_bits)
-    found["first"], found["last"] = front_loaded(dp, bits), back_loaded(dp, bits)
-    found["backward"] = backward(dp)
-    for number, each in enumerate(permuted(dp, config.permutations, config.seed)):
-        found[f"permuted {number}"] = each
-    bisection, count = _bisected(study, task)
-    found["bisect"] = bisection
-    priced = priced_for(study, task, gains[DEFAULT_PROXY], LEVELS, windows)
-    found["refined"] = refine(
-        dp,
+    bits = {name: study.folder.precisions[name].bits for name in LEVELS}
+    found["first"], found["last"] = (
+        order(found["dp"], bits) for order in (front_loaded, back_loaded)
+    )
+    found["backward"] = backward(found["dp"])
+    found["bisect"], count = _bisected(study, task)
+    for number, schedule in with_high_windows(
+        gains[DEFAULT_PROXY], np.array(list(bits.values())), config.mean_bits
+    ).items():
+        found[f"{number} high windows"] = schedule
+    sensitivity = summarize(
+        subset(tables, LEVELS), list(bits.values()), base=BASE, seed=config.seed
+    )
+    return Chosen(found, gains, sensitivity, count)
+
+
+def _gains(
+    study: Study, task: str, tables: PromptTables, rolled: PromptTables
+) -> dict[str, Reals]:
+    """Return what each proxy predicts over the headline levels [W, P]."""
+    windows = study.config.windows
+    plain = [proxy for proxy in PROXIES if proxy != "rollout"]
+    gains = {proxy: gain_table(study, tables, LEVELS, BASE, proxy) for proxy in plain}
+    other = study.tables(task, SIX_LEVELS, windows, base=BASE, influence="counterfactual")
+    gains["kl*counterfactual"] = gain_table(study, other, LEVELS, BASE, "kl*influence")
+    gains["counterfactual"] = gain_table(study, other, LEVELS, BASE, "influence")
+    read = study.tables(task, LEVELS, windows, base=BASE, scored=True)
+    gains["kl*influence, scored"] = gain_table(study, read, LEVELS, BASE)
+    gains["rollout"] = gain_table(study, rolled, LEVELS, BASE, "rollout")
+    every = study.rollouts(task, subset(tables, LEVELS), BASE, read=False)
+    gains["rollout, all tokens"] = gain_table(study, every, LEVELS, BASE, "rollout")
+    return gains
+
+
+def _method(study: Study, task: str, method: str, gain: Reals) -> dict[str, Schedule]:
+    """Return what a method allocates, at each budget and permuted, refined, and what ships."""
+    config = study.config
+    own = allocated(study, task, gain, LEVELS, config.mean_bits)
+    found = {method: own}
+    for budget in config.budgets:
+        found[f"{method} at {budget:g}"] = allocated(study, task, gain, LEVELS, budget)
+    for number, each in enumerate(permuted(own, config.permutations, config.seed)):
+        found[f"{method} permuted {number}"] = each
+    priced = priced_for(study, task, gain, LEVELS, config.windows)
+    found[f"{method} refined"] = refine(
+        own,
         LEVELS,
         priced.fits,
         priced.predicted,
@@ -166,25 +169,8 @@ def chosen_for(study: Study, task: str) -> Chosen:
         REFINEMENTS,
         config.seed,
     ).schedule
-    for number, schedule in with_high_windows(
-        gains[DEFAULT_PROXY],
-        costs.only([SIX_LEVELS.index(name) for name in LEVELS]).bits,
-        config.mean_bits,
-    ).items():
-        found[f"{number} high windows"] = schedule
-    shipped = found["shipped"] = verdict(study, task, gains[DEFAULT_PROXY])
-    sensitivity = summarize(
-        subset(tables, LEVELS),
-        [study.folder.precisions[name].bits for name in LEVELS],
-        base=BASE,
-        seed=config.seed,
-    )
-    return Chosen(found, _label(shipped, found), gains, sensitivity, measured, count)
-
-
-def _label(shipped: Schedule, found: Mapping[str, Schedule]) -> str:
-    order = sorted(found, key=lambda label: (not label.startswith("uniform"), label != "dp"))
-    return next((label for label in order if found[label] == shipped), "refined")
+    found[f"{method} shipped"] = verdict(study, task, gain)
+    return found
 
 
 def priced_for(study: Study, task: str, gain: Reals, names: Sequence[str], windows: int) -> Priced:
@@ -277,17 +263,9 @@ def with_high_windows(gain: Reals, bits: Reals, mean_bits: float) -> dict[int, S
     return found
 
 
-def choices_json(chosen: Mapping[str, Chosen], default: Schedule) -> dict[str, object]:
-    """Return what is written down before test prompts are drawn."""
+def choices_json(chosen: Mapping[str, Chosen]) -> dict[str, object]:
+    """Return what is written down before test prompts are drawn: schedules by task and label."""
     return {
-        "default": list(default.precisions),
-        "tasks": {
-            task: {
-                "verdict": each.verdict,
-                "schedules": {
-                    label: list(schedule.precisions) for label, schedule in each.schedules.items()
-                },
-            }
-            for task, each in chosen.items()
-        },
+        task: {label: list(schedule.precisions) for label, schedule in each.schedules.items()}
+        for task, each in chosen.items()
     }

@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from engines.schedule import SamplerConfig, Schedule
 from tests.evidence.choices import (
     DEFAULT_PROXY,
+    METHODS,
     allocated,
     gain_table,
+    subset,
     verdict,
 )
 from tests.evidence.config import BASE, EIGHT_BASE, EIGHT_LEVELS, LEVELS, SIX_LEVELS
@@ -57,8 +59,8 @@ def cross_tasks(study: Study, schedules: Mapping[str, Schedule]) -> dict[str, An
     }
 
 
-def resampled_verdicts(study: Study) -> dict[str, Any]:
-    """Return what the shipped choice loses, and how often "mixed" is wrong, over calibrations.
+def resampled_verdicts(study: Study, method: str) -> dict[str, Any]:
+    """Return what a method's choice loses, and how often "mixed" is wrong, over calibrations.
 
     Calibration and tuning prompts are drawn again, the allocation and its verdict made from each
     draw; what ships is compared with uniform and with the allocation on test prompts.
@@ -67,7 +69,7 @@ def resampled_verdicts(study: Study) -> dict[str, Any]:
     regret: dict[str, Reals] = {}
     tasks: dict[str, dict[str, Any]] = {}
     for task in study.prompts:
-        regret[task], tasks[task] = _verdicts_of(study, task)
+        regret[task], tasks[task] = _verdicts_of(study, task, method)
     verdicts = config.resamples * len(tasks)
     return {
         "verdict_regret": points(mean_over_tasks(regret, config.seed)),
@@ -80,11 +82,13 @@ def resampled_verdicts(study: Study) -> dict[str, Any]:
     }
 
 
-def _verdicts_of(study: Study, task: str) -> tuple[Reals, dict[str, Any]]:
+def _verdicts_of(study: Study, task: str, method: str) -> tuple[Reals, dict[str, Any]]:
     """Return a task's mean regret by prompt [N], and what its verdicts were."""
     config = study.config
     rng = np.random.default_rng([config.seed, list(study.prompts).index(task)])
-    tables = study.tables(task, SIX_LEVELS, config.windows, base=BASE)
+    tables = subset(study.tables(task, SIX_LEVELS, config.windows, base=BASE), LEVELS)
+    if METHODS[method] == "rollout":
+        tables = study.rollouts(task, tables, BASE, read=True)
     uniform = Schedule.uniform(BASE, config.windows)
     count = len(tables.kl)
     lost: list[Reals] = []
@@ -94,7 +98,7 @@ def _verdicts_of(study: Study, task: str) -> tuple[Reals, dict[str, Any]]:
     for _ in range(config.resamples):
         weights = rng.multinomial(count, np.full(count, 1.0 / count)) / count
         rows = rng.integers(0, prompts, prompts)
-        gain = gain_table(study, tables, LEVELS, BASE, weights=weights[None])[0]
+        gain = gain_table(study, tables, LEVELS, BASE, METHODS[method], weights[None])[0]
         own = allocated(study, task, gain, LEVELS, config.mean_bits)
         shipped = verdict(study, task, gain, rows, refinements=1)
         right = study.right(task, "test", config.rest, [uniform, own, shipped])
@@ -178,6 +182,39 @@ def calibration_sizes(study: Study) -> dict[str, Any]:
             "minus_all_prompts": points(mean_over_tasks(gaps, config.seed)),
         }
     return found
+
+
+def confirmation(study: Study, chosen: Mapping[str, Mapping[str, Schedule]]) -> dict[str, Any]:
+    """Return the methods against uniform on test prompts that nothing else was answered for.
+
+    Rollouts were added after the first look at test answers; these prompts were drawn after that.
+    """
+    config = study.config
+    full, base = Schedule.uniform("fp32", 1), Schedule.uniform(BASE, config.windows)
+    gaps: dict[str, dict[str, Reals]] = {}
+    accuracy: dict[str, dict[str, float]] = {}
+    counts = []
+    for task, schedules in chosen.items():
+        count = len(study.prompts[task].items("fresh", config.test))
+        if not count:
+            continue
+        counts.append(count)
+        labels = [each for m in METHODS for each in (m, f"{m} shipped")]
+        wanted = {label: schedules[label] for label in labels} | {"full": full, "uniform": base}
+        right = study.right(task, "fresh", config.test, list(wanted.values()))
+        accuracy[task] = {
+            label: 100.0 * float(right[each].mean()) for label, each in wanted.items()
+        }
+        for label in labels:
+            gap = right[wanted[label]] - right[base]
+            gaps.setdefault(f"{label.replace(' ', '_')}_minus_uniform", {})[task] = gap
+        gap = right[wanted["rollout"]] - right[wanted["dp"]]
+        gaps.setdefault("rollout_minus_dp", {})[task] = gap
+    return {
+        "n": min(counts, default=0),
+        "accuracy": accuracy,
+        **{name: points(mean_over_tasks(each, config.seed)) for name, each in gaps.items()},
+    }
 
 
 # From a task's own sampler to another one, or None where its numbers allow none.

@@ -6,6 +6,7 @@ task's prompts again and count each task once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.schedule import Schedule, weighted_mean
-from tests.evidence.choices import Chosen, raised
+from tests.evidence.choices import METHODS, Chosen, raised
 from tests.evidence.config import BASE, HIGH, LEVELS, SIX_LEVELS
 from tests.evidence.statistics import (
     correlation_interval,
@@ -30,12 +31,13 @@ Reals = NDArray[np.float64]
 Scores = Mapping[str, Reals]
 
 
-_HEADLINES = ("dp", "refined", "shipped", "bisect", "dp of six levels", f"uniform {BASE}")
+_HEADLINES = ("bisect", "dp of six levels", f"uniform {BASE}")
+_OF_METHOD = re.compile(rf"({'|'.join(METHODS)})( at .*| refined| shipped)?")
 
 
 def is_headline(label: str) -> bool:
     """Return whether a schedule is answered for all test prompts, not only the first ones."""
-    return label in _HEADLINES or (label.startswith("dp at "))
+    return label in _HEADLINES or bool(_OF_METHOD.fullmatch(label))
 
 
 def test_scores(study: Study, task: str, schedules: Mapping[str, Schedule]) -> dict[str, Reals]:
@@ -83,9 +85,9 @@ def points(interval: Interval) -> dict[str, float]:
     return asdict(interval.scaled(100.0))
 
 
-def permuted_mean(scores: Mapping[str, Reals]) -> Reals | None:
-    """Return the mean score of the permutations by prompt [N]; None where there are none."""
-    found = [each for label, each in scores.items() if label.startswith("permuted ")]
+def permuted_mean(scores: Mapping[str, Reals], method: str) -> Reals | None:
+    """Return the mean score of a method's permutations [N]; None where there are none."""
+    found = [each for label, each in scores.items() if label.startswith(f"{method} permuted ")]
     return np.mean(found, axis=0) if found else None
 
 
@@ -93,7 +95,7 @@ def differences(scores: Mapping[str, Mapping[str, Reals]]) -> dict[str, Scores]:
     """Return paired differences by prompt, by what is compared and task.
 
     A task whose allocation is uniform has no other order of its bits: it counts with difference 0
-    to its permutations, and `dp_minus_random` says of how many tasks that is so.
+    to its permutations; `.._minus_random_mixed` leaves it out.
     """
     found: dict[str, dict[str, Reals]] = {}
     for task, own in scores.items():
@@ -103,21 +105,27 @@ def differences(scores: Mapping[str, Mapping[str, Reals]]) -> dict[str, Scores]:
             n = min(len(a), len(b))
             found.setdefault(name, {})[task] = a[:n] - b[:n]
 
-        shuffled = permuted_mean(own)
-        put("dp_minus_random", own["dp"], own["dp"] if shuffled is None else shuffled)
-        put("dp_minus_uniform", own["dp"], base)
-        put("refined_minus_uniform", own["refined"], base)
-        put("shipped_minus_uniform", own["shipped"], base)
-        put("dp_minus_bisection", own["dp"], own["bisect"])
         put("uniform_loss", own["full"], base)
+        for method in METHODS:
+            shuffled = permuted_mean(own, method)
+            mine = own[method]
+            put(f"{method}_minus_random", mine, mine if shuffled is None else shuffled)
+            if shuffled is not None:
+                put(f"{method}_minus_random_mixed", mine, shuffled)
+            put(f"{method}_minus_uniform", mine, base)
+            put(f"{method}_refined_minus_uniform", own[f"{method} refined"], base)
+            put(f"{method}_shipped_minus_uniform", own[f"{method} shipped"], base)
+            put(f"{method}_minus_bisection", mine, own["bisect"])
+            put(f"{method}_default_minus_task", own[f"{method} default"], mine)
+            for label in own:
+                if label.startswith(f"{method} at "):
+                    put(f"{label} minus uniform", own[label], base)
+        put("rollout_minus_dp", own["rollout"], own["dp"])
         put("six_minus_uniform", own["dp of six levels"], base)
-        put("six_minus_dp", own["dp of six levels"], own["dp"])
-        for label in ("first", "last", "backward", "dp on measured gains"):
-            put(f"dp_minus_{label.replace(' ', '_')}", own["dp"], own[label])
+        for label in ("first", "last", "backward"):
+            put(f"dp_minus_{label}", own["dp"], own[label])
         for label in own:
             if label.startswith("dp on "):
-                put(f"{label} minus dp", own[label], own["dp"])
-            if label.startswith("dp at "):
                 put(f"{label} minus uniform", own[label], base)
     return dict(found)
 
@@ -138,9 +146,13 @@ def _own(values: Reals, seed: int) -> Interval:
 
 
 def bits_at_uniform_quality(
-    summary_: Mapping[str, Any], budgets: tuple[float, ...], mean_bits: float, task: str | None
+    summary_: Mapping[str, Any],
+    budgets: tuple[float, ...],
+    mean_bits: float,
+    task: str | None,
+    method: str = "dp",
 ) -> float | None:
-    """Return the fewest mean bits at which the allocation is no worse than uniform, by the mean.
+    """Return the fewest mean bits at which a method is no worse than uniform, by the mean.
 
     Read at the budgets that were run, from the most bits down, as long as all are no worse; None
     where even the headline budget is worse.
@@ -151,9 +163,9 @@ def bits_at_uniform_quality(
         found: float = (entry["all"] if task is None else entry["tasks"][task])["mean"]
         return found
 
-    least = mean_bits if mean("dp_minus_uniform") >= 0 else None
+    least = mean_bits if mean(f"{method}_minus_uniform") >= 0 else None
     for budget in sorted(budgets, reverse=True):
-        if least is None or mean(f"dp at {budget:g} minus uniform") < 0:
+        if least is None or mean(f"{method} at {budget:g} minus uniform") < 0:
             break
         least = budget
     return least
@@ -191,14 +203,6 @@ def correlations(study: Study, chosen: Chosen, single: Mapping[str, Reals]) -> d
             }
             for kind in ("accuracy", "agreement")
         }
-    column = chosen.measured[:, high]
-    found["measured on tuning prompts"] = {
-        kind: {
-            "pearson": asdict(correlation_interval(column, single[kind])),
-            "spearman": asdict(correlation_interval(column, single[kind], rank=True)),
-        }
-        for kind in ("accuracy", "agreement")
-    }
     return {
         "proxies": found,
         "reliability": {kind: reliability(single[kind]) for kind in ("accuracy", "agreement")},

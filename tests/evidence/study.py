@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,12 +33,24 @@ from exporter.folder import Export, Recipe, read_export
 from exporter.plant import PlantConfig, plant_checkpoint
 from tests.evidence.config import EvidenceConfig
 from tuner.costs import Costs
-from tuner.evaluate import EVALUATION_BATCH, Answers, Fleet, Item, answer_all, graded, sampler_of
+from tuner.evaluate import (
+    EVALUATION_BATCH,
+    Answers,
+    Fleet,
+    Item,
+    answer_all,
+    graded,
+    read_positions,
+    sampler_of,
+    token_agreement,
+)
+from tuner.rollout import with_rollout
 from tuner.sensitivity import Influence, PromptTables, prompt_tables
 from tuner.tables import Question, answered, scored_positions
 from tuner.workshop import engine_spec
 
 Say = Callable[[str], None]
+Part = Split | Literal["fresh"]
 
 
 @dataclass(frozen=True)
@@ -48,14 +61,23 @@ class Prompts:
     sampler: SamplerConfig
     tokenizer: Tokenizer
     seed: int
-    _drawn: dict[tuple[Split, int], tuple[Item, ...]] = field(default_factory=dict)
+    _drawn: dict[tuple[Part, int], tuple[Item, ...]] = field(default_factory=dict)
 
-    def items(self, split: Split, count: int) -> tuple[Item, ...]:
-        """Return the first `count` prompts of a split, drawn and tokenized once."""
+    def items(self, split: Part, count: int) -> tuple[Item, ...]:
+        """Return the first `count` prompts of a split, drawn and tokenized once.
+
+        `fresh` are test prompts that are not among the first `count` of `test`; a file may have
+        none.
+        """
         if (split, count) not in self._drawn:
+            if split == "fresh":
+                seen = {item.prompt.prompt for item in self.items("test", count)}
+                drawn = self.workload.prompts("test", 2 * count, self.seed + 1)
+                prompts = [each for each in drawn if each.prompt not in seen][:count]
+            else:
+                prompts = self.workload.prompts(split, count, self.seed)
             self._drawn[split, count] = tuple(
-                Item(prompt, self.tokenizer.encode(prompt.prompt))
-                for prompt in self.workload.prompts(split, count, self.seed)
+                Item(prompt, self.tokenizer.encode(prompt.prompt)) for prompt in prompts
             )
         return self._drawn[split, count]
 
@@ -194,7 +216,7 @@ class Study:
     def answers(
         self,
         task: str,
-        split: Split,
+        split: Part,
         count: int,
         schedules: Sequence[Schedule],
         sampler: SamplerConfig | None = None,
@@ -226,7 +248,7 @@ class Study:
     def right(
         self,
         task: str,
-        split: Split,
+        split: Part,
         count: int,
         schedules: Sequence[Schedule],
         sampler: SamplerConfig | None = None,
@@ -244,7 +266,7 @@ class Study:
         return found
 
     def full(
-        self, task: str, split: Split, count: int, sampler: SamplerConfig | None = None
+        self, task: str, split: Part, count: int, sampler: SamplerConfig | None = None
     ) -> Answers:
         """Return full precision's answers."""
         uniform = Schedule.uniform(FULL_PRECISION.name, 1)
@@ -253,17 +275,51 @@ class Study:
     def agreement(
         self,
         task: str,
-        split: Split,
+        split: Part,
         count: int,
         schedules: Sequence[Schedule],
         sampler: SamplerConfig | None = None,
     ) -> dict[Schedule, NDArray[np.float64]]:
-        """Return the share of full precision's tokens in each answer [N]: needs no labels."""
+        """Return the share of full precision's tokens in each answer [N]: needs no labels.
+
+        Of the tokens that the grader reads.
+        """
         full = self.full(task, split, count, sampler).ids
+        read = self.read(task, full)
         return {
-            schedule: (made.ids == full).mean(axis=1)
+            schedule: token_agreement(made.ids, full, read)
             for schedule, made in self.answers(task, split, count, schedules, sampler).items()
         }
+
+    def read(self, task: str, full: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which tokens of full precision's answers a task's grader reads [N, G]."""
+        scored = self.prompts[task].workload.scored
+        return read_positions(scored, full, self.folder.model.eos_id)
+
+    def rollouts(self, task: str, tables: PromptTables, base: str, read: bool) -> PromptTables:
+        """Return tables of calibration prompts with what single changes of the base do.
+
+        Args:
+            task: Its name.
+            tables: For the precisions wanted.
+            base: Of the windows that are not changed.
+            read: Whether only tokens that the grader reads count, or all.
+        """
+        prompts = self.prompts[task]
+        items = prompts.items("calibration", self.config.calibration)
+        full = self.full(task, "calibration", self.config.calibration).ids
+        counted = self.read(task, full) if read else np.ones(full.shape, np.bool_)
+        return with_rollout(
+            tables,
+            items,
+            prompts.sampler,
+            base,
+            self.fleet,
+            self.cache,
+            full,
+            counted,
+            self.advance,
+        )
 
 
 def studies(config: EvidenceConfig, work: Path, cache: Cache, say: Say) -> dict[str, Study]:

@@ -30,12 +30,13 @@ def tables(
 def drawn(seed: int, count: int = 9, windows: int = 6, precisions: int = 4) -> PromptTables:
     rng = np.random.default_rng(seed)
     shape = (count, windows, precisions)
-    return tables(
+    found = tables(
         rng.gamma(1.0, 1.0, shape),
         1 + rng.gamma(1.0, 1.0, shape[:2]),
         rng.poisson(1.0, shape).astype(float),
         rng.poisson(2.0, shape).astype(float),
     )
+    return replace(found, rollout=rng.random(shape))
 
 
 def test_isotonic_is_the_closest_that_does_not_fall() -> None:
