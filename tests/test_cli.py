@@ -70,7 +70,7 @@ def test_an_unknown_command_with_nothing_near_lists_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert cadenza.main(["zzz"]) == 2
-    assert "commands are export, allocate, tune" in capsys.readouterr().err
+    assert "commands are export, profile, allocate, tune" in capsys.readouterr().err
 
 
 def test_a_part_gets_the_arguments_from_its_own_name_on_and_its_code_is_returned(
@@ -132,6 +132,9 @@ def test_every_command_s_extra_is_one_that_pyproject_offers() -> None:
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_with_130_and_one_line(sent: signal.Signals) -> None:
     code = (
+        "import signal\n"
+        # A shell's background job ignores Ctrl-C, and so would we.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "import sys, time, types, cadenza\n"
         "def main(argv):\n"
         "    print('ready', flush=True)\n"

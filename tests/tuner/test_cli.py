@@ -38,7 +38,9 @@ def test_help_gives_examples_and_defaults(
 
 def test_a_command_that_is_not_ours_is_a_caller_s_mistake() -> None:
     for argv in ([], ["run"]):
-        with pytest.raises(ValueError, match="the command is one of tune, eval, allocate"):
+        with pytest.raises(
+            ValueError, match="the command is one of profile, tune, eval, allocate"
+        ):
             cli.main(argv)
 
 
