@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+# Proxies that the scatter shows; all are in the tables.
+SHOWN = ("kl*influence", "kl", "influence", "flips", "rollout")
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 
@@ -107,7 +109,8 @@ def _proxies(tasks: Mapping[str, Any], file: Path, name: str) -> Path:
     for axis, (task, entry) in zip(axes, tasks.items(), strict=False):
         found = entry["correlations"]
         measured = [each["mean"] for each in found["measured"]["accuracy"]]
-        for (proxy, predicted), colour in zip(found["predicted"].items(), COLOURS, strict=False):
+        shown = {name: each for name, each in found["predicted"].items() if name in SHOWN}
+        for (proxy, predicted), colour in zip(shown.items(), COLOURS, strict=False):
             peak = max(map(abs, predicted)) or 1.0
             r = found["proxies"][proxy]["accuracy"]["pearson"]["mean"]
             said = "n/a" if r is None else f"{r:.2f}"
@@ -137,13 +140,19 @@ def _bits(quantizers: Mapping[str, Any], file: Path) -> Path:
                 for label, row in rows.items()
                 if label == "dp" or label.startswith("dp at ")
             )
+            rolled = sorted(
+                (row["mean_bits"], row["accuracy"]["mean"])
+                for label, row in rows.items()
+                if label == "rollout" or label.startswith("rollout at ")
+            )
             axis.plot(*zip(*uniform, strict=True), "o:", color=colour, markersize=3)
             axis.plot(*zip(*own, strict=True), "s-", color=colour, markersize=4, label=task)
+            axis.plot(*zip(*rolled, strict=True), "^--", color=colour, markersize=4)
         axis.set_title(name)
         axis.set_xlabel("mean activation bits (simulated)")
         axis.set_ylabel("accuracy %")
         axis.legend(fontsize=6)
-    figure.suptitle("Allocation (squares) and uniform (dots)")
+    figure.suptitle("Allocation on K x I (squares), on rollouts (triangles), and uniform (dots)")
     return _save(figure, file)
 
 

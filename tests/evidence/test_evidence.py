@@ -12,7 +12,7 @@ import pytest
 from tests.calib_data.test_harness import TASKS, needs_harness
 from tests.evidence import __main__ as evidence
 from tests.evidence import document
-from tests.evidence.choices import with_high_windows
+from tests.evidence.choices import METHODS, with_high_windows
 from tests.evidence.config import FULL, QUICK, ROOT
 from tests.evidence.headline import bits_at_uniform_quality
 
@@ -49,11 +49,12 @@ def test_the_quick_study_is_whole_and_goes_on_where_it_was(tmp_path: Path) -> No
         for task in entry["tasks"].values():
             assert set(task) >= KEYS
             bits = {label: row["mean_bits"] for label, row in task["rows"].items()}
-            same = [bits[label] for label in bits if label.startswith("permuted")]
-            assert all(each == pytest.approx(bits["dp"]) for each in same)
-            assert bits["dp"] <= QUICK.mean_bits
+            for method in METHODS:
+                same = [bits[label] for label in bits if label.startswith(f"{method} permuted")]
+                assert all(each == pytest.approx(bits[method]) for each in same)
+                assert bits[method] <= QUICK.mean_bits
         choices = json.loads((tmp_path / "work" / "choices.rtn.json").read_text("utf-8"))
-        assert set(choices["tasks"]) == set(QUICK.tasks)
+        assert set(choices) == {"sha256", *QUICK.tasks}
     text = (tmp_path / "out" / "RESULTS.md").read_text("utf-8")
     for figure in (tmp_path / "out" / "results").iterdir():
         assert f"results/{figure.name}" in text
