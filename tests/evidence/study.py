@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from calib_data.prompts import Split
 from calib_data.workload import Workload, expand_specs, workload_from_spec
+from engines.backend import Ids
 from engines.build import BuildLog, Cache, digest_json, engine_key
 from engines.ort import OrtOptions
 from engines.precision import FULL_PRECISION
@@ -102,6 +103,7 @@ class Study:
     cache: Cache
     advance: Callable[[int], None] = lambda answers: None
     traces: dict[str, list[Trace]] = field(default_factory=dict)
+    _known: dict[tuple[object, ...], NDArray[np.float64]] = field(default_factory=dict)
 
     @cached_property
     def fleet(self) -> Fleet:
@@ -254,23 +256,7 @@ class Study:
         sampler: SamplerConfig | None = None,
     ) -> dict[Schedule, NDArray[np.float64]]:
         """Return which answers of schedules are right, 0 or 1 [N] each."""
-        prompts = self.prompts[task]
-        items = prompts.items(split, count)
-        found = {}
-        for schedule, made in self.answers(task, split, count, schedules, sampler).items():
-            scores = graded(prompts.workload, items, made.ids, prompts.tokenizer.decode)
-            if scores is None:
-                full = self.full(task, split, count, sampler)
-                scores = (made.ids == full.ids).all(axis=1)
-            found[schedule] = scores.astype(np.float64)
-        return found
-
-    def full(
-        self, task: str, split: Part, count: int, sampler: SamplerConfig | None = None
-    ) -> Answers:
-        """Return full precision's answers."""
-        uniform = Schedule.uniform(FULL_PRECISION.name, 1)
-        return self.answers(task, split, count, [uniform], sampler)[uniform]
+        return self._scores("right", task, split, count, schedules, sampler)
 
     def agreement(
         self,
@@ -284,12 +270,48 @@ class Study:
 
         Of the tokens that the grader reads.
         """
-        full = self.full(task, split, count, sampler).ids
-        read = self.read(task, full)
-        return {
-            schedule: token_agreement(made.ids, full, read)
-            for schedule, made in self.answers(task, split, count, schedules, sampler).items()
-        }
+        return self._scores("agreement", task, split, count, schedules, sampler)
+
+    def _scores(
+        self,
+        kind: str,
+        task: str,
+        split: Part,
+        count: int,
+        schedules: Sequence[Schedule],
+        sampler: SamplerConfig | None,
+    ) -> dict[Schedule, NDArray[np.float64]]:
+        """Return scores by schedule; what was scored before is not read again."""
+        place = (kind, task, split, count, sampler)
+        missing = [each for each in dict.fromkeys(schedules) if (*place, each) not in self._known]
+        if missing:
+            full = self.full(task, split, count, sampler).ids
+            made = self.answers(task, split, count, missing, sampler)
+            for schedule, answers in made.items():
+                of = self._right if kind == "right" else self._agreement
+                self._known[*place, schedule] = of(task, split, count, answers.ids, full)
+        return {each: self._known[*place, each] for each in dict.fromkeys(schedules)}
+
+    def _right(
+        self, task: str, split: Part, count: int, ids: Ids, full: Ids
+    ) -> NDArray[np.float64]:
+        prompts = self.prompts[task]
+        items = prompts.items(split, count)
+        scores = graded(prompts.workload, items, ids, prompts.tokenizer.decode)
+        same = (ids == full).all(axis=1)
+        return (same if scores is None else scores).astype(np.float64)
+
+    def _agreement(
+        self, task: str, split: Part, count: int, ids: Ids, full: Ids
+    ) -> NDArray[np.float64]:
+        return token_agreement(ids, full, self.read(task, full))
+
+    def full(
+        self, task: str, split: Part, count: int, sampler: SamplerConfig | None = None
+    ) -> Answers:
+        """Return full precision's answers."""
+        uniform = Schedule.uniform(FULL_PRECISION.name, 1)
+        return self.answers(task, split, count, [uniform], sampler)[uniform]
 
     def read(self, task: str, full: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which tokens of full precision's answers a task's grader reads [N, G]."""
