@@ -23,7 +23,7 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -143,7 +143,8 @@ def _import(name: str) -> ModuleType:
             ) from cause
         raise
     finally:
-        sys.path.remove(here)
+        with suppress(ValueError):  # the module may have changed sys.path
+            sys.path.remove(here)
 
 
 def _digest(module: ModuleType) -> str:
@@ -164,7 +165,7 @@ def _judge_python(
         verdict = function(prompt.prompt, text, prompt.answer)
     if verdict is not True and verdict is not False:
         raise WorkloadError(
-            f"the grader python:{name} returned {shorten(verdict)}, of type "
+            f"the grader python:{name} returned {_said(verdict)[:80]}, of type "
             f"{type(verdict).__name__}; let it return True or False"
         )
     return verdict
@@ -180,10 +181,22 @@ def _own_code(failed: str) -> Iterator[None]:
     try:
         with redirect_stdout(sys.stderr):
             yield
-    except (Exception, SystemExit) as error:  # any code may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # any code may raise anything
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        place = f"{frame.filename}, line {frame.lineno}, in {frame.name}"
+        if isinstance(error, SyntaxError):
+            place = f"{error.filename}, line {error.lineno}"
         raise WorkloadError(
-            f"{failed} at {frame.filename}, line {frame.lineno}, in {frame.name}: {said}; mend "
-            f"it (-v shows the traceback)"
+            f"{failed} at {place}: {type(error).__name__}: {_said(error)}; mend it (-v shows the "
+            f"traceback)"
         ) from error
+
+
+def _said(value: object) -> str:
+    """Return the first line of what a value of the user's code says of itself, if it can."""
+    try:
+        return "".join(str(value).splitlines()[:1])
+    except Exception:  # noqa: BLE001 - the user's code may raise anything here too
+        return "it cannot be shown"

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 from engines.errors import InputError
@@ -125,6 +128,51 @@ def document_from_text(text: str, where: str, error: type[InputError] = InputErr
     return Document(value, where, error)
 
 
+# Larger files are none of ours: a table of 64 windows, 8 precisions and 20 tasks is under 1 MB.
+MOST_BYTES = 1 << 26
+
+
+def text_from_file(path: Path | None, where: str, wanted: str, most: int = MOST_BYTES) -> str:
+    """Return what a file, a pipe, or (None) stdin holds, read to its end or to too many bytes.
+
+    Args:
+        path: The file.
+        where: What messages call it.
+        wanted: What should have been given, for messages.
+        most: Bytes.
+
+    Raises:
+        InputError: It cannot be read, is empty, too large, or is not UTF-8.
+    """
+    try:
+        if path is None:
+            data = sys.stdin.buffer.read(most + 1)
+        else:
+            # Opening a pipe waits for who writes, unless told not to.
+            handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+            with os.fdopen(handle, "rb") as stream:
+                os.set_blocking(handle, True)
+                data = stream.read(most + 1)
+    except IsADirectoryError as error:
+        raise InputError(f"{where}: is a folder; give {wanted}") from error
+    except (OSError, ValueError) as error:
+        says = getattr(error, "strerror", None) or error
+        raise InputError(f"{where}: cannot be read ({says}); give {wanted}") from error
+    if len(data) > most:
+        raise InputError(f"{where}: has more than {most >> 20} MiB; give {wanted}")
+    if data.startswith(b"\xef\xbb\xbf"):
+        raise InputError(f"{where}: starts with a byte order mark; save it as UTF-8 without one")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{where}: is not UTF-8 at byte {error.start}; save it as UTF-8"
+        ) from error
+    if not text.strip():
+        raise InputError(f"{where}: is empty, or nobody has written to it yet; give {wanted}")
+    return text
+
+
 def shorten(value: object, quote: bool = True) -> str:
     """Return a value as one short printable line for a message."""
     if isinstance(value, list | dict):
@@ -138,8 +186,8 @@ def shorten(value: object, quote: bool = True) -> str:
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise ValueError(f"the key {shorten(twice)} is given twice")
     return found
 

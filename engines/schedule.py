@@ -77,7 +77,8 @@ class SamplerConfig:
             raise ValueError(
                 f"threshold must be None with the rule {self.rule!r}, got {self.threshold}"
             )
-        if by_threshold and (self.threshold is None or not 0.0 < self.threshold <= 1.0):
+        known = isinstance(self.threshold, float | int) and not isinstance(self.threshold, bool)
+        if by_threshold and (not known or not 0.0 < (self.threshold or 0.0) <= 1.0):
             raise ValueError(f"0 < threshold <= 1 must hold, got threshold={self.threshold}")
         if by_threshold and self.steps != self.gen_length:
             raise ValueError(

@@ -134,7 +134,8 @@ def calibrate(
     if dead:
         raise InputError(
             f"the site {dead[0]} saw nothing but zeros in calibration ({len(dead)} of "
-            f"{len(sites)} sites); the weights before it are zero, check the checkpoint"
+            f"{len(sites)} sites); the weights before it are zero, or so small or "
+            f"large that nothing is left; check the checkpoint"
         )
     return Calibration(
         sites=sites,

@@ -78,7 +78,7 @@ class Allocation:
 
     @property
     def gain(self) -> float:
-        """Over the base, nats."""
+        """Over the base, in the unit of the gains."""
         return self.point.gain
 
     @property
@@ -104,7 +104,8 @@ def allocate(gain: Reals, costs: Costs, budget: Budget, front_limit: int = FRONT
     """Return the schedule of greatest total gain within every budget.
 
     Args:
-        gain: What each precision buys in each window over the base [W, P], nats, finite.
+        gain: What each precision buys in each window over the base [W, P], finite;
+            in nats for K x I, else in the proxy's unit.
         costs: Of the windows at each precision; all its precisions are candidates, but one of
             unknown latency (or memory) is none under a budget for it.
         budget: Upper bounds.
@@ -133,14 +134,14 @@ def allocate(gain: Reals, costs: Costs, budget: Budget, front_limit: int = FRONT
     reference = uniform[0] if uniform else problem.steadiest()
     chosen, reason = _choose(top, reference, uniform, problem)
     if short_of > problem.tie:
-        reason += f"; the search was cut off, and another may gain up to {short_of:.3g} nats more"
+        reason += f"; the search was cut off, and another may gain up to {short_of:.3g} more"
     others = [point for point in (top, *uniform) if point.indices != chosen.indices]
     second = max(others, key=lambda point: point.gain, default=None)
     second, second_short = problem.best(budget, second, avoid=chosen, hints=[top])
     prices, prices_short = problem.prices(top)
     for what, short in (("runner-up", second_short), ("prices", prices_short)):
         if short > problem.tie:
-            reason += f"; the search for the {what} was cut off, up to {short:.3g} nats short"
+            reason += f"; the search for the {what} was cut off, up to {short:.3g} short"
     front, complete = problem.front(front_limit, [chosen, *uniform])
     return Allocation(chosen, reason, second, prices, front, complete)
 
@@ -158,7 +159,7 @@ def _choose(
             return top, "mixed: no uniform schedule is within the budgets"
         of = "within the budgets" if bounded else "of all"
         return top, (
-            f"mixed: gains {top.gain - reference.gain:.4g} nats over uniform {name}, the uniform "
+            f"mixed: gains {top.gain - reference.gain:.4g} over uniform {name}, the uniform "
             f"schedule of most bits {of}"
         )
     chosen = good[0]
@@ -173,7 +174,7 @@ def _choose(
     if chosen is not reference:
         return chosen, (
             f"uniform {own}: no schedule{within} gains more, and uniform {name}, which "
-            f"has as many bits or more, gains {top.gain - reference.gain:.4g} nats less"
+            f"has as many bits or more, gains {top.gain - reference.gain:.4g} less"
         )
     if not problem.gain.any():
         return chosen, f"uniform {own}: all gains are zero, so nothing speaks for another schedule"

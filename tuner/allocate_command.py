@@ -8,14 +8,13 @@ schedule for each task, and the budgets that are named then are within reach of 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from engines.document import document_from_text
+from engines.document import document_from_text, text_from_file
 from engines.errors import BudgetError, InputError
 from engines.terminal import can_show, command_parser, emit, emit_json, legend, strip, table
 from tuner.allocate import FRONT, Allocation, Budget, allocate, in_words
@@ -24,8 +23,7 @@ from tuner.costs import BUDGETS, Costs, Point
 from tuner.problem import MOST_PRECISIONS
 from tuner.sensitivity_file import Sensitivity
 
-# A table of 64 windows, 8 precisions and 20 tasks takes less than 1 MB.
-_MOST_BYTES = 1 << 26
+_WANTED = "a table that cadenza profile or tune wrote"
 _MOST_FRONT = 1_000_000
 
 _EXAMPLES = f"""\
@@ -38,7 +36,8 @@ examples:
 
 The table is what cadenza profile writes, and cadenza tune leaves in BUNDLE.tune.  The answer is
 exact: no schedule within the budgets gains more.  Ties go to the uniform schedule of most bits.
-Gain is in nats over the table's base precision.  Latency is of a whole sequence at the table's
+Gain is over the table's base precision, in the unit of the table's proxy (nats for K x I, else a
+count or a share of tokens).  Latency is of a whole sequence at the table's
 shape; a percentage is of the uniform schedule of the candidate with the most bits, of each task.
 Without a budget the answer is the schedule of most gain, whatever it costs, for gain alone is
 left to decide.  The budgets hold for every task: where one cannot meet them, nothing is answered,
@@ -102,7 +101,9 @@ def run(args: argparse.Namespace) -> int:
             f"--latency-ms must be above 0 % and finite, got {args.latency_ms}; for instance 80%"
         )
     where = "stdin" if args.table == "-" else str(args.table)
-    text = _text(None if args.table == "-" else Path(args.table), where)
+    if not args.table:
+        raise InputError("the table's name is empty; give a file, or - for stdin")
+    text = text_from_file(None if args.table == "-" else Path(args.table), where, _WANTED)
     found = Sensitivity.from_json(document_from_text(text, where))
     names = found.candidates(args.precision or ())
     if args.memory_mib is not None and len(names) > MOST_PRECISIONS:
@@ -164,8 +165,10 @@ def _allocate(
     if not failed:
         return answers
     first, cause = next(iter(failed.items()))
+    left = [each.precision.name for each in found.precisions if each.precision.name not in names]
+    others = f"; not among the candidates: {', '.join(left)}, see --precision" if left else ""
     if len(failed) == 1:
-        raise BudgetError(f"task {first!r}: {cause}", cause.nearest) from cause
+        raise BudgetError(f"task {first!r}: {cause}{others}", cause.nearest) from cause
     nearest: dict[str, float | None] = {}
     for name in BUDGETS:
         values = [each.nearest[name] for each in failed.values() if name in each.nearest]
@@ -175,46 +178,9 @@ def _allocate(
     reach = {name: value for name, value in nearest.items() if value is not None}
     alike = ", ".join(map(repr, list(failed)[1:]))
     mend = f"; give {in_words(reach)}, within reach of all" if reach else ""
-    raise BudgetError(f"task {first!r}: {cause}; likewise {alike}{mend}", nearest) from cause
-
-
-def _text(path: Path | None, where: str) -> str:
-    """Return what a file, a pipe, or (None) stdin holds.
-
-    Raises:
-        InputError: It cannot be read, is empty, too large, or is not UTF-8.
-    """
-    try:
-        if path is None:
-            data = sys.stdin.buffer.read(_MOST_BYTES + 1)
-        else:
-            # Opening a pipe waits for who writes, unless told not to.
-            handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-            with os.fdopen(handle, "rb") as stream:
-                os.set_blocking(handle, True)
-                data = stream.read(_MOST_BYTES + 1)
-    except IsADirectoryError as error:
-        raise InputError(f"{where}: is a folder; give the file sensitivity.json in it") from error
-    except (OSError, ValueError) as error:
-        says = getattr(error, "strerror", None) or error
-        raise InputError(
-            f"{where}: cannot be read ({says}); give a file that cadenza profile or tune wrote"
-        ) from error
-    if len(data) > _MOST_BYTES:
-        raise InputError(
-            f"{where}: has more than {_MOST_BYTES >> 20} MiB, which no table needs; give another"
-        )
-    if data.startswith(b"\xef\xbb\xbf"):
-        raise InputError(f"{where}: starts with a byte order mark; save it as UTF-8 without one")
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{where}: is not UTF-8 at byte {error.start}; save it as UTF-8"
-        ) from error
-    if not text.strip():
-        raise InputError(f"{where}: is empty; give a table that cadenza profile or tune wrote")
-    return text
+    raise BudgetError(
+        f"task {first!r}: {cause}; likewise {alike}{mend}{others}", nearest
+    ) from cause
 
 
 def _tasks(found: Sensitivity, asked: Sequence[str]) -> list[str]:
@@ -279,7 +245,7 @@ def _for_people(answers: Mapping[str, Allocation], bits: Mapping[str, float], as
             "yes" if point.uniform else "no",
         ]
 
-    columns = ["schedule", "bits", "ms a sequence", "MiB", "gain, nats", "uniform"]
+    columns = ["schedule", "bits", "ms a sequence", "MiB", "gain", "uniform"]
     rows: list[list[object]] = []
     for task, answer in answers.items():
         rows.append([task, "best", *cells(answer.point)])

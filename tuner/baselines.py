@@ -1,11 +1,7 @@
-"""Schedules to hold an allocation against, at the same bits or from the same measurements.
+"""Schedules to hold an allocation against: the same bits in other orders, and written by hand.
 
     permuted     the same precisions, shuffled over the windows: does *where* matter?
     front_loaded, back_loaded, backward      the same precisions, first, last, the other way round
-    bisect       TMPDiff's adaptive bisection, as its abstract describes it: from all low, raise
-                 the interval of windows whose raise mends most a window, halving intervals while
-                 their halves differ; the second half's share follows from additivity, so a split
-                 costs one measurement
     from_file    written by hand
 
 Pure but for `from_file`.
@@ -13,15 +9,12 @@ Pure but for `from_file`.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from engines.document import Document, document_from_text
-from engines.errors import InputError
+from engines.document import Document, document_from_text, text_from_file
 from engines.schedule import Schedule
 
 # Shuffles drawn for each permutation wanted, before there are taken to be no others.
@@ -30,97 +23,70 @@ _DRAWS = 50
 _LARGEST_FILE = 1 << 20
 
 
-def permuted(schedule: Schedule, count: int, seed: int) -> list[Schedule]:
-    """Return up to `count` different shuffles of a schedule, itself never among them."""
+def permuted(
+    schedule: Schedule, count: int, seed: int, passes: Sequence[float] | None = None
+) -> list[Schedule]:
+    """Return up to `count` different shuffles of a schedule at its bits, itself never among them.
+
+    Args:
+        schedule: What is shuffled.
+        count: How many are wanted.
+        seed: Of the shuffles.
+        passes: In each window [W]; windows are shuffled among those of as many passes, for
+            others would change the mean bits.  None: all alike.
+    """
     rng = np.random.default_rng(seed)
+    groups = _alike(schedule, passes)
     found: dict[Schedule, None] = {}
     for _ in range(_DRAWS * count):
         if len(found) == count:
             break
-        shuffled = Schedule(tuple(rng.permutation(schedule.precisions).tolist()))
+        shuffled = _within(schedule, groups, lambda names: rng.permutation(names).tolist())
         if shuffled != schedule:
             found[shuffled] = None
     return list(found)
 
 
-def front_loaded(schedule: Schedule, bits: Mapping[str, float]) -> Schedule:
-    """Return the same precisions with the most bits in the first windows."""
-    return Schedule(tuple(sorted(schedule.precisions, key=lambda name: -bits[name])))
+def front_loaded(
+    schedule: Schedule, bits: Mapping[str, float], passes: Sequence[float] | None = None
+) -> Schedule:
+    """Return the same precisions with the most bits in the first windows; `passes` as above."""
+    groups = _alike(schedule, passes)
+    return _within(schedule, groups, lambda names: sorted(names, key=lambda name: -bits[name]))
 
 
-def back_loaded(schedule: Schedule, bits: Mapping[str, float]) -> Schedule:
-    """Return the same precisions with the most bits in the last windows."""
-    return Schedule(tuple(sorted(schedule.precisions, key=lambda name: bits[name])))
+def back_loaded(
+    schedule: Schedule, bits: Mapping[str, float], passes: Sequence[float] | None = None
+) -> Schedule:
+    """Return the same precisions with the most bits in the last windows; `passes` as above."""
+    groups = _alike(schedule, passes)
+    return _within(schedule, groups, lambda names: sorted(names, key=lambda name: bits[name]))
 
 
-def backward(schedule: Schedule) -> Schedule:
-    """Return the schedule read from its end."""
-    return Schedule(schedule.precisions[::-1])
+def backward(schedule: Schedule, passes: Sequence[float] | None = None) -> Schedule:
+    """Return the schedule read from its end, among windows of as many passes."""
+    return _within(schedule, _alike(schedule, passes), lambda names: names[::-1])
 
 
-@dataclass(frozen=True, slots=True)
-class Bisection:
-    """Where an adaptive bisection ended: its schedule, and the schedules that it measured."""
+def _alike(schedule: Schedule, passes: Sequence[float] | None) -> list[list[int]]:
+    """Return the windows in groups of equal passes."""
+    groups: dict[float, list[int]] = {}
+    for window in range(schedule.windows):
+        key = 0.0 if passes is None else round(float(passes[window]), 9)
+        groups.setdefault(key, []).append(window)
+    return list(groups.values())
 
-    schedule: Schedule
-    measured: int
 
-
-def bisect(
-    windows: int,
-    low: str,
-    high: str,
-    error: Callable[[Schedule], float],
-    fits: Callable[[Schedule], bool],
-) -> Bisection:
-    """Return the schedule that raises from `low` to `high` where it mends most a window.
-
-    Args:
-        windows: W.
-        low: Precision of all windows at the start.
-        high: That windows are raised to.
-        error: Measured error of a schedule, in any unit; called at most 2 W times.
-        fits: Whether a schedule is within the budgets; a raise that is not is passed over.
-
-    Raises:
-        ValueError: windows < 1, or not even all low fits.
-    """
-    if windows < 1 or not fits(Schedule.uniform(low, windows)):
-        raise ValueError(f"need windows >= 1 and a budget for uniform {low}, got {windows=}")
-    measured: dict[Schedule, float] = {}
-
-    def mended(start: int, stop: int) -> float:
-        return known(()) - known(range(start, stop))
-
-    def known(raised: Sequence[int]) -> float:
-        schedule = Schedule(tuple(high if w in raised else low for w in range(windows)))
-        if schedule not in measured:
-            measured[schedule] = error(schedule)
-        return measured[schedule]
-
-    heap: list[tuple[float, int, int, float]] = []
-
-    def push(start: int, stop: int, gain: float) -> None:
-        heapq.heappush(heap, (-gain / (stop - start), start, stop, gain))
-
-    raised: set[int] = set()
-
-    def with_raised(more: int) -> Schedule:
-        return Schedule(tuple(high if w in raised or w == more else low for w in range(windows)))
-
-    push(0, windows, mended(0, windows))
-    while heap and any(fits(with_raised(w)) for w in range(windows) if w not in raised):
-        _, start, stop, gain = heapq.heappop(heap)
-        if stop - start == 1:
-            if fits(with_raised(start)):
-                raised.add(start)
-            continue
-        middle = (start + stop) // 2
-        first = mended(start, middle)
-        push(start, middle, first)
-        push(middle, stop, gain - first)
-    schedule = Schedule(tuple(high if w in raised else low for w in range(windows)))
-    return Bisection(schedule, len(measured))
+def _within(
+    schedule: Schedule, groups: Sequence[Sequence[int]], order: Callable[[list[str]], list[str]]
+) -> Schedule:
+    """Return the schedule with the precisions of each group of windows in another order."""
+    names = list(schedule.precisions)
+    for group in groups:
+        ordered = order([names[window] for window in group])
+        for window, name in zip(group, ordered, strict=True):
+            names[window] = name
+    return Schedule(tuple(names))
 
 
 def from_file(file: Path, precisions: Sequence[str]) -> dict[str | None, Schedule]:
@@ -136,14 +102,7 @@ def from_file(file: Path, precisions: Sequence[str]) -> dict[str | None, Schedul
     Raises:
         InputError: It cannot be read, or is at fault; says where and how to mend it.
     """
-    try:
-        if file.stat().st_size > _LARGEST_FILE:
-            raise InputError(f"{str(file)!r} is larger than 1 MiB; give a file of schedules")
-        text = file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"cannot read the schedules {str(file)!r}: {error}; give a JSON file"
-        ) from error
+    text = text_from_file(file, str(file), "a JSON file of schedules", _LARGEST_FILE)
     top = document_from_text(text, str(file))
     if isinstance(top.value, list):
         return {None: _schedule(top, precisions)}

@@ -316,6 +316,7 @@ def _tune(args: argparse.Namespace) -> int:
             timeout_s=args.timeout,
             seed=args.seed,
             storage=args.storage,
+            baselines=tuple(args.baseline or ()),
             proxy=args.proxy,
         )
     except ValueError as error:

@@ -132,12 +132,17 @@ class TuneConfig:
         return self.latency_ms if self.latency_share is None else self.latency_share * full_ms
 
     @property
+    def budgeted(self) -> bool:
+        """Whether any budget is asked for."""
+        budgets = (self.mean_bits, self.latency_ms, self.latency_share, self.memory_mib)
+        return any(budget is not None for budget in budgets)
+
+    @property
     def goal(self) -> str:
         """The objective that is followed."""
         if self.objective is not None:
             return self.objective
-        budgets = (self.mean_bits, self.latency_ms, self.latency_share, self.memory_mib)
-        return "latency" if all(budget is None for budget in budgets) else "quality"
+        return "quality" if self.budgeted else "latency"
 
     def identity(self, export_digest: str, prompts_digest: str) -> str:
         """Return the digest of everything that decides the result: equal means the same command.

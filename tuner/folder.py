@@ -6,8 +6,9 @@ import fcntl
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from engines.errors import InputError
@@ -56,10 +57,22 @@ def tune_folder(output: Path, identity: str, force: bool) -> Iterator[Path]:
 
 
 def write_json(file: Path, value: object) -> None:
-    """Write a value under a temporary name, and rename it: whole, or not at all."""
-    partial = file.with_name(f"{file.name}.partial")
-    partial.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, file)
+    """Write a value under a temporary name, and rename it: whole, or not at all.
+
+    The name is this process's own, so that of two that write one file, one wins.
+    """
+    handle, partial = tempfile.mkstemp(prefix=f".{file.name[:100]}.", dir=file.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(json.dumps(value, indent=1) + "\n")
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(partial, 0o666 & ~umask)
+        os.replace(partial, file)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(partial)
+        raise
 
 
 def _claim(folder: Path, identity: str, force: bool) -> None:

@@ -164,7 +164,8 @@ class TaskSensitivity:
     Attributes:
         precisions: Names, in the order of the tables [P].
         base: Name of the precision that gains are counted from.
-        best: Name of the most precise candidate: of most bits, then of most gain.
+        best: Name of the most precise candidate that competes with the base: of most bits, then
+            of most gain.
         proxy: By which gains were made.
         kl: E[K] [W, P].
         influence: E[I] [W].
@@ -256,7 +257,10 @@ def summarize(
     kl_ends = ends(kl, np.tensordot(weights, tables.kl, 1))
     influence_ends = ends(influence, weights @ tables.influence)
     gain_ends = ends(gain, drawn)
-    best = max(range(len(bits)), key=lambda column: (bits[column], gain[:, column].sum()))
+    kinds = [None] * len(bits) if groups is None else list(groups)
+    kind = kinds[tables.precisions.index(least)]
+    rivals = [column for column in range(len(bits)) if kinds[column] == kind]
+    best = max(rivals, key=lambda column: (bits[column], gain[:, column].sum()))
     return TaskSensitivity(
         precisions=tables.precisions,
         base=least,

@@ -44,6 +44,8 @@ def entries(
     permutations: int,
     seed: int,
     baselines: Mapping[str, Schedule],
+    passes: Sequence[float] | None = None,
+    budgeted: bool = True,
 ) -> list[Entry]:
     """Return what ships, then what it is compared with, each schedule once.
 
@@ -53,12 +55,14 @@ def entries(
         permutations: Shuffles of a mixed schedule.
         seed: Of the shuffles.
         baselines: Written by hand, by label.
+        passes: Expected in each window; orders of the same bits keep them.  None: all alike.
+        budgeted: Whether there is a budget that a uniform schedule is the best within.
     """
     own, windows = choice.schedule, choice.schedule.windows
     found = [Entry("ships", own)]
     for name in dict.fromkeys((FULL_PRECISION.name, *(each.name for each in precisions))):
         found.append(Entry(f"uniform {name}", Schedule.uniform(name, windows)))
-    if choice.reference is not None:
+    if choice.reference is not None and budgeted:
         found = [
             Entry(f"{each.label}, best within budget", each.schedule)
             if each.schedule == choice.reference and each.label != "ships"
@@ -68,10 +72,10 @@ def entries(
     found += [Entry(f"baseline {label}", each) for label, each in baselines.items()]
     if not own.is_uniform:
         bits = {each.name: each.bits for each in (*precisions, FULL_PRECISION)}
-        found.append(Entry("same bits, most first", front_loaded(own, bits)))
-        found.append(Entry("same bits, most last", back_loaded(own, bits)))
-        found.append(Entry("same bits backward", backward(own)))
-        for number, shuffled in enumerate(permuted(own, permutations, seed), 1):
+        found.append(Entry("same bits, most first", front_loaded(own, bits, passes)))
+        found.append(Entry("same bits, most last", back_loaded(own, bits, passes)))
+        found.append(Entry("same bits backward", backward(own, passes)))
+        for number, shuffled in enumerate(permuted(own, permutations, seed, passes), 1):
             found.append(Entry(f"same bits permuted {number}", shuffled))
     kept, seen = found[:1], {own}
     for each in found[1:]:
@@ -93,6 +97,8 @@ def judge(contest: Contest, candidate: Candidate, choices: Mapping[str, Choice])
             bench.effort.permutations,
             bench.config.seed,
             bench.baselines_of(name),
+            contest.passes(name, choice.schedule.windows).tolist(),
+            bench.config.budgeted,
         )
         for name, choice in choices.items()
     }

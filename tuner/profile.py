@@ -10,9 +10,11 @@ where a task was finished; another seed or base costs no pass, and another proxy
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -87,7 +89,7 @@ class _Bench:
 
         def measured() -> PromptTables:
             full, model = self.engines[FULL_PRECISION.name], setting.export.model
-            with Progress(setting.rows(name), f"{name}, forward passes") as progress:
+            with Progress(setting.rows(name, alone=True), f"{name}, forward passes") as progress:
                 traces = trace_items(task.items, task.sampler, name, full, model, progress.advance)
                 return prompt_tables(
                     traces,
@@ -119,23 +121,29 @@ class _Bench:
             with_moves=with_moves,
         )
         tables = answered(question, self.cache, measured)
-        return self._with_rollout(tables, task) if config.proxy == "rollout" else tables
+        if config.proxy == "rollout":
+            tables = self._with_rollout(tables, task)
+        # The traces' own passes count too: they are part of what a profile takes.
+        return replace(tables, rows=tables.rows + int(tables.passes.sum()))
 
     def _with_rollout(self, tables: PromptTables, task: ProfiledTask) -> PromptTables:
         """Return tables with what single changes of the base do."""
         setting, fleet = self.setting, Fleet(self.engines, self.keys, self.setting.export.model)
         uniform = Schedule.uniform(FULL_PRECISION.name, setting.windows)
         full = answer(task.items, task.sampler, uniform, fleet, self.cache).ids
-        return with_rollout(
-            tables,
-            task.items,
-            task.sampler,
-            setting.base,
-            fleet,
-            self.cache,
-            full,
-            read_positions(task.workload.scored, full, fleet.model.eos_id),
-        )
+        count = len(task.items) * (1 + setting.windows * (len(tables.precisions) - 1))
+        with Progress(count, f"{task.workload.name}, answers with one window changed") as progress:
+            return with_rollout(
+                tables,
+                task.items,
+                task.sampler,
+                setting.base,
+                fleet,
+                self.cache,
+                full,
+                read_positions(task.workload.scored, full, fleet.model.eos_id),
+                progress.advance,
+            )
 
     def timing(self, sampler: SamplerConfig) -> dict[str, Any]:
         """Return milliseconds of a pass of each executed precision, measured in turns.
@@ -186,6 +194,7 @@ def profile(
         BackendError: An engine failed.
     """
     setting = prepare_profile(config)
+    _check_writable(config.output)
     identity = setting.identity
     if _is_complete(config, identity, force):
         say(f"{config.output} is complete already; nothing was changed")
@@ -216,6 +225,21 @@ def profile(
         ) from error
     say(f"{bench.built}")
     return Outcome(made=True, tasks=found)
+
+
+def _check_writable(file: Path) -> None:
+    """Check that a file can be written before anything is measured for it.
+
+    Raises:
+        InputError: It cannot be.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(prefix=f".{file.name[:100]}.", dir=file.parent):
+            file.exists()  # a name that is too long fails here
+    except (OSError, ValueError) as error:
+        says = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot write {str(file)!r}: {says}; choose another --output") from error
 
 
 def _is_complete(config: ProfileConfig, identity: str, force: bool) -> bool:

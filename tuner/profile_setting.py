@@ -68,8 +68,13 @@ class Setting:
         export = digest_file(self.export.folder / EXPORT).sha256
         return self.config.identity(export, digest_json(prompts))
 
-    def rows(self, name: str) -> int:
-        """Return the forward passes of single rows that a task takes, at most."""
+    def rows(self, name: str, alone: bool = False) -> int:
+        """Return the forward passes of single rows that a task takes, at most.
+
+        Args:
+            name: Of the task.
+            alone: Without the rollouts of single changes.
+        """
         task = self.tasks[name]
         most = replace(task.sampler, rule=LOW_CONFIDENCE, threshold=None)  # as many steps
         by_window = [n for n in passes_by_window(most, self.windows) if n]
@@ -78,7 +83,7 @@ class Setting:
         else:
             travelled = sum(sum(by_window[w:]) for w in range(len(by_window) - 1))
         changed = 0
-        if self.config.proxy == "rollout":
+        if self.config.proxy == "rollout" and not alone:
             later = sum(sum(by_window[w:]) for w in range(len(by_window)))
             changed = most.steps + (len(self.precisions) - 1) * later
         return len(task.items) * (most.steps * len(self.precisions) + travelled + changed)

@@ -101,7 +101,7 @@ class PromptTables:
     @classmethod
     def from_json(cls, value: Mapping[str, object]) -> PromptTables:
         """Return what `to_json` wrote."""
-        moves = value["moves"]
+        moves, rollout = value["moves"], value.get("rollout")
         return cls(
             precisions=tuple(cast("list[str]", value["precisions"])),
             kl=np.array(value["kl"], np.float64),
@@ -110,6 +110,7 @@ class PromptTables:
             influence=np.array(value["influence"], np.float64),
             passes=np.array(value["passes"], np.float64),
             rows=cast("int", value["rows"]),
+            rollout=None if rollout is None else np.array(rollout, np.float64),
         )
 
 

@@ -23,7 +23,7 @@ FORMAT = "cadenza-sensitivity/1"
 
 # What costs and gains may be at most, and costs other than 0 at least the inverse of: their sums,
 # products and quotients stay far from where floating point ends.
-_LARGEST = 1e60
+_LARGEST, _LEAST = 1e60, 1e-60
 
 _TASK_KEYS = (
     "steps",
@@ -380,8 +380,8 @@ def _number(document: Document, least: float) -> float:
         document.fail(f"must be at least {least:g}, got {value}; mend it")
     if abs(value) > _LARGEST:
         document.fail(f"must be at most {_LARGEST:g}, got {value}; mend it")
-    if least == 0 and 0 < value < 1 / _LARGEST:
-        document.fail(f"must be 0 or at least {1 / _LARGEST:g}, got {value}; mend it")
+    if least == 0 and 0 < value < _LEAST:
+        document.fail(f"must be 0 or at least {_LEAST:g}, got {value}; mend it")
     return value
 
 

@@ -24,7 +24,7 @@ from engines.precision import FULL_PRECISION, Precision, precision_from_name
 from engines.schedule import SamplerConfig, Schedule, fixed_steps_like, passes_by_window
 from engines.text import Tokenizer, tokenizer_from_file
 from exporter.folder import Export, read_export
-from tuner.baselines import from_file
+from tuner.baselines import from_file, widened
 from tuner.config import Effort, TuneConfig
 from tuner.evaluate import Item, sampler_of
 
@@ -142,12 +142,16 @@ def prepare(config: TuneConfig, cache: Cache, say: Callable[[str], None]) -> Wor
         tokenizer,
         cache,
         say,
-        _baselines(config, precisions, jobs),
+        _baselines(config, precisions, jobs, export.windows, say),
     )
 
 
 def _baselines(
-    config: TuneConfig, precisions: Sequence[Precision], jobs: Mapping[str, Job]
+    config: TuneConfig,
+    precisions: Sequence[Precision],
+    jobs: Mapping[str, Job],
+    windows: int,
+    say: Callable[[str], None],
 ) -> dict[str, dict[str | None, Schedule]]:
     """Return the schedules of every `--baseline`, by the name of the file."""
     names = [precision.name for precision in precisions]
@@ -156,6 +160,12 @@ def _baselines(
         if file.stem in found:
             raise InputError(f"two baselines are called {file.stem!r}; rename one")
         found[file.stem] = from_file(file, names)
+        for schedule in found[file.stem].values():
+            if widened(schedule, windows) is None:
+                say(
+                    f"baseline {file.stem}: {schedule.windows} windows are no equal parts of "
+                    f"{windows}; it is judged, but does not compete"
+                )
         unknown = [
             str(task) for task in found[file.stem] if task not in (None, DEFAULT_TASK, *jobs)
         ]

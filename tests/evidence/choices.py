@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.schedule import SamplerConfig, Schedule
+from tests.evidence.bisection import bisect
 from tests.evidence.config import BASE, HIGH, LEVELS, SIX_LEVELS
 from tests.evidence.study import Study
 from tuner.allocate import allocate
-from tuner.baselines import back_loaded, backward, bisect, front_loaded, permuted
+from tuner.baselines import back_loaded, backward, front_loaded, permuted
 from tuner.choice import Measures, Priced, choose_schedule, mixture
 from tuner.costs import Budget
 from tuner.gain import PROXIES, TaskSensitivity, gain_from, summarize

@@ -1,4 +1,4 @@
-"""Baselines keep the bits that they are compared at, and bisection finds what is additive."""
+"""Baselines keep the bits that they are compared at, and files are read strictly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from engines.schedule import Schedule
 from tuner.baselines import (
     back_loaded,
     backward,
-    bisect,
     from_file,
     front_loaded,
     permuted,
@@ -51,32 +50,19 @@ def test_permutations_differ_and_are_as_many_as_there_are(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_where_errors_add_up_bisection_raises_the_window_that_mends_most(seed: int) -> None:
-    # One large contribution among small ones: whatever half holds it is the better half.
+def test_where_passes_differ_every_order_still_has_the_same_mean_bits(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    windows = int(rng.integers(2, 12))
-    mends = rng.uniform(0.0, 0.01, windows)
-    mends[rng.integers(windows)] = 1.0
-    asked: list[Schedule] = []
+    own = Schedule(tuple(rng.choice(list(BITS), 8).tolist()))
+    passes = rng.choice([1.0, 2.0], 8)
 
-    def error(schedule: Schedule) -> float:
-        asked.append(schedule)
-        return float(mends[[name != "a8" for name in schedule.precisions]].sum())
+    def mean_bits(schedule: Schedule) -> float:
+        return float(np.dot([BITS[name] for name in schedule.precisions], passes) / passes.sum())
 
-    def fits(schedule: Schedule) -> bool:
-        return schedule.precisions.count("a8") <= 1
-
-    found = bisect(windows, "a3", "a8", error, fits)
-    assert found.schedule.precisions[int(mends.argmax())] == "a8"
-    assert fits(found.schedule)
-    assert len(asked) == len(set(asked)) == found.measured <= windows + 1
-
-
-def test_without_a_budget_bisection_raises_all_and_within_none_it_says_so() -> None:
-    found = bisect(4, "a3", "a8", lambda s: float(s.precisions.count("a3")), lambda s: True)
-    assert found.schedule == Schedule.uniform("a8", 4)
-    with pytest.raises(ValueError, match="uniform a3"):
-        bisect(4, "a3", "a8", lambda s: 0.0, lambda s: False)
+    orders = [front_loaded(own, BITS, passes), back_loaded(own, BITS, passes)]
+    orders += [backward(own, passes), *permuted(own, 6, seed, passes)]
+    for each in orders:
+        assert mean_bits(each) == pytest.approx(mean_bits(own))
+    assert permuted(own, 6, seed, passes=np.arange(8.0)) == []
 
 
 @pytest.mark.parametrize("seed", range(20))

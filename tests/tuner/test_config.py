@@ -21,7 +21,7 @@ CONFIG = TuneConfig(export=Path("EXPORT"), output=Path("BUNDLE"))
         ({"latency_ms": 1.0, "latency_share": 0.5}, "not both"),
         ({"max_loss": float("nan")}, "max_loss >= 0"),
         ({"objective": "beauty"}, "latency, quality, memory, got 'beauty'"),
-        ({"proxy": "luck"}, "kl, influence, flips, moves, got 'luck'"),
+        ({"proxy": "luck"}, "kl, influence, flips, moves, rollout, got 'luck'"),
         ({"mode": "lazy"}, "quick, default, extensive, got 'lazy'"),
         ({"trials": 0}, "trials >= 1"),
         ({"seed": -1}, "seed >= 0"),

@@ -80,7 +80,7 @@ def test_gain_is_zero_at_the_base_and_does_not_fall_with_bits(proxy: str) -> Non
 
 def test_each_proxy_is_its_formula() -> None:
     found = drawn(4, precisions=2)
-    assert found.moves is not None
+    assert found.moves is not None and found.rollout is not None
     k, i = found.kl.mean(0), found.influence.mean(0)
     root = np.sqrt(found.kl * found.influence[..., None]).mean(0)
     want = {
@@ -90,6 +90,7 @@ def test_each_proxy_is_its_formula() -> None:
         "influence": (k[:, 0] - k[:, 1]).mean() * i,
         "flips": (found.flips[..., 0] - found.flips[..., 1]).mean(0),
         "moves": (found.moves[..., 0] - found.moves[..., 1]).mean(0),
+        "rollout": (found.rollout[..., 0] - found.rollout[..., 1]).mean(0),
     }
     assert set(want) == set(PROXIES)
     for proxy, expected in want.items():

@@ -15,6 +15,7 @@ from calib_data.workload import workload_from_name
 from engines.build import Cache
 from engines.document import document_from_text
 from engines.errors import InputError
+from engines.ort import OrtBackend
 from engines.sampler import Generation, Request
 from engines.schedule import SamplerConfig, Schedule, passes_by_window
 from engines.trace import Trace
@@ -161,15 +162,29 @@ def test_what_is_no_table_is_replaced_only_by_force_and_a_folder_never(
     assert "is not a file" in said.err
 
 
-@pytest.mark.parametrize("proxy", [proxy for proxy in PROXIES if proxy != "moves"])
+# Moves ask every masked position, and rollouts denoise other answers.
+@pytest.mark.parametrize("proxy", [each for each in PROXIES if each not in ("moves", "rollout")])
 def test_another_proxy_costs_no_pass(
     profiler: Profiler, monkeypatch: pytest.MonkeyPatch, proxy: str
 ) -> None:
     argv = ("--precision", "int8", "--task", "edit", "--force")
     assert profiler(*argv).code == 0
-    monkeypatch.setattr(rooms, "prompt_tables", None)
-    monkeypatch.setattr(rooms, "measure", None)
+    for ran in ("serve", "logits"):
+        monkeypatch.setattr(OrtBackend, ran, None)
     assert profiler(*argv, "--proxy", proxy, "--seed", 0).code == 0
+
+
+def test_rollouts_are_answered_once(profiler: Profiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = ("--precision", "int8", "--task", "edit", "--proxy", "rollout", "--force")
+    first = profiler(*argv)
+    assert first.code == 0, first.err
+    assert "with one window changed" in first.err
+    gain = profiler.table().tasks["edit"].gain
+    assert (gain[:, 1] != 0).any()
+    for ran in ("serve", "logits"):
+        monkeypatch.setattr(OrtBackend, ran, None)
+    assert profiler(*argv, "--seed", 1).code == 0
+    assert (profiler.table().tasks["edit"].gain == gain).all()
 
 
 def test_an_interrupted_profile_goes_on_with_the_task_that_was_not_finished(
@@ -222,15 +237,14 @@ def test_a_dry_run_says_the_passes_that_a_run_takes_and_writes_nothing(
         assert not dry.cache.exists() and not dry.file.exists()
         foreseen = json.loads(said.out)
         told = json.loads(profiler(*argv, "--force", "--json").out)
-        traced = N * 12
-        assert foreseen["rows"] == {"edit": told["tasks"]["edit"]["rows"] + traced}
+        assert foreseen["rows"] == {"edit": told["tasks"]["edit"]["rows"]}
         assert foreseen["seconds"] > 0
         profiler.file.unlink()
     assert "edit" in profiler("--task", "edit", "--dry-run").out
 
 
 def test_windows_positions_influence_and_proxy_are_followed(
-    profiler: Profiler, tmp_path: Path
+    profiler: Profiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     argv = ("--precision", "int8", "--task", "close", "--force")
     profiler(*argv)
@@ -247,8 +261,17 @@ def test_windows_positions_influence_and_proxy_are_followed(
         {"id": str(n), "prompt": f"close:(({'[' * n}", "split": "calibration"} for n in range(6)
     ]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    asked: list[object] = []
+    own = rooms.prompt_tables
+
+    def measured(*given: Any, **how: Any) -> PromptTables:
+        asked.append(how["scored"])
+        return own(*given, **how)
+
+    monkeypatch.setattr(rooms, "prompt_tables", measured)
     said = profiler(*argv, "--task", f"mine={file}", "--positions", "scored")
     assert said.code == 0, said.err
+    assert len(asked) == 2 and all(asked)
     scored = profiler.table().tasks
     assert (scored["close"].kl <= plain.kl + 1e-12).all()
     assert scored["mine"].n_prompts == N
