@@ -176,7 +176,7 @@ class TaskSensitivity:
         moves: Expected moves [W, P]; None: not measured.
         alike: Whether two windows' scores cannot be told apart [W, W]; see `alike_windows`.
         n_prompts: N.
-        rows: Forward passes of single rows that were spent.
+        rows: Forward passes of single rows that were spent, those of the traces included.
     """
 
     precisions: tuple[str, ...]
@@ -280,7 +280,7 @@ def summarize(
         moves=None if tables.moves is None else tables.moves.mean(axis=0),
         alike=alike_windows(gain[:, best], drawn[..., best], confidence),
         n_prompts=count,
-        rows=tables.rows,
+        rows=tables.rows + int(tables.passes.sum()),
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -121,10 +121,7 @@ class _Bench:
             with_moves=with_moves,
         )
         tables = answered(question, self.cache, measured)
-        if config.proxy == "rollout":
-            tables = self._with_rollout(tables, task)
-        # The traces' own passes count too: they are part of what a profile takes.
-        return replace(tables, rows=tables.rows + int(tables.passes.sum()))
+        return self._with_rollout(tables, task) if config.proxy == "rollout" else tables
 
     def _with_rollout(self, tables: PromptTables, task: ProfiledTask) -> PromptTables:
         """Return tables with what single changes of the base do."""

@@ -109,13 +109,13 @@ def test_a_file_at_fault_gets_a_sentence(tmp_path: Path, content: str, says: str
 
 
 def test_a_file_that_cannot_be_read_or_is_huge_gets_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot read"):
+    with pytest.raises(InputError, match=r"cannot be read|is a folder|is not UTF-8"):
         from_file(tmp_path / "none.json", list(BITS))
-    with pytest.raises(InputError, match="cannot read"):
+    with pytest.raises(InputError, match=r"cannot be read|is a folder|is not UTF-8"):
         from_file(tmp_path, list(BITS))
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="cannot read"):
+    with pytest.raises(InputError, match=r"cannot be read|is a folder|is not UTF-8"):
         from_file(tmp_path / "binary.json", list(BITS))
     (tmp_path / "huge.json").write_text(json.dumps(["a3"] * 400_000))
-    with pytest.raises(InputError, match="1 MiB"):
+    with pytest.raises(InputError, match="more than 1 MiB"):
         from_file(tmp_path / "huge.json", list(BITS))

@@ -19,6 +19,7 @@ from engines.schedule import Schedule, passes_by_window
 from exporter.folder import Export
 from tests.tuner.tuning import EFFORT, bench_of
 from tuner import contest as rooms
+from tuner import timing as clocks
 from tuner.contest import Contest
 from tuner.gain import PROXIES
 from tuner.sensitivity_file import Sensitivity
@@ -53,8 +54,8 @@ def contest(
 ) -> Contest:
     """Return a contest on a machine whose clock is ours."""
     (tmp_path / "work").mkdir()
-    monkeypatch.setattr(rooms, "measure", slowed([1.0] * 99))
-    monkeypatch.setattr(rooms, "measure_switch", lambda *_, **__: 0.5)
+    monkeypatch.setattr(clocks, "measure", slowed([1.0] * 99))
+    monkeypatch.setattr(clocks, "measure_switch", lambda *_, **__: 0.5)
     bench = bench_of(exported, tmp_path, "edit", max_loss=100.0)
     return Contest(Workshop(bench, tmp_path / "work"))
 
@@ -70,7 +71,7 @@ def test_the_machine_s_drift_is_taken_out_of_a_candidate_s_latency(
     contest: Contest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampler = contest.bench.jobs["edit"].sampler
-    monkeypatch.setattr(rooms, "measure", slowed([1.0, 2.0]))
+    monkeypatch.setattr(clocks, "measure", slowed([1.0, 2.0]))
     default = contest.timing(contest.shop.default, sampler)
     other = contest.timing(replace(contest.shop.default, threads=1), sampler)
     assert default is not None
@@ -86,7 +87,7 @@ def test_a_resumed_contest_finds_its_timings_and_measures_nothing(
     sampler = contest.bench.jobs["edit"].sampler
     candidate = replace(contest.shop.default, threads=1)
     before = contest.timing(candidate, sampler)
-    monkeypatch.setattr(rooms, "measure", slowed([]))
+    monkeypatch.setattr(clocks, "measure", slowed([]))
     assert asking(contest).timing(candidate, sampler) == before
 
 

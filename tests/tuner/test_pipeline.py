@@ -248,6 +248,32 @@ def test_prompts_without_a_grader_are_judged_by_agreement(tuner: Tuner, tmp_path
     assert lost == pytest.approx(100 * (1 - task["shipped"]["agreement"][0]))
 
 
+def test_a_schedule_written_by_hand_competes_and_is_judged(tuner: Tuner, tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    asked = ("--precision", "int8", "--precision", "fp32", "--max-loss", "100", "--task", "edit")
+
+    def judged(content: str) -> Said:
+        file.write_text(content)
+        return tuner(*asked, "--baseline", file, "--json", "--force")
+
+    said = judged('["int8", "fp32", "fp32"]')
+    assert said.code == 0, said.err
+    rows = {row["label"]: row["schedule"] for row in said.json["tasks"]["edit"]["compared"]}
+    shipped = said.json["tasks"]["edit"]["shipped"]["schedule"]
+    assert ["int8", "fp32", "fp32"] in (rows.get("baseline mine"), shipped)
+    plain = tuner(*asked)
+    assert plain.code == 2  # without it, it is another command
+    assert "does not compete" in judged('["int8", "fp32"]').err
+    for content, says in (
+        ('["w4a4"]', "'w4a4' is none of"),
+        ('{"poem": ["int8"]}', "has a schedule for 'poem'"),
+        ("[", "not valid JSON"),
+    ):
+        refused = judged(content)
+        assert refused.code == 2
+        assert says in refused.err
+
+
 def test_a_changed_prompt_file_is_another_command(tuner: Tuner, tmp_path: Path) -> None:
     file = prompt_file(tmp_path / "mine.jsonl")
     asked = (*INT8, "--task", f"mine={file}")
