@@ -24,7 +24,7 @@ def test_a_search_that_is_cut_off_says_by_how_much_it_may_fail(
     cut_off = allocate(gain, costs, Budget(mean_bits=2.01), front_limit=0)
     assert "cut off" not in proven.reason
     assert "the search was cut off, and another may gain up to" in cut_off.reason
-    up_to = float(cut_off.reason.split("up to ")[1].split(" nats")[0])
+    up_to = float(cut_off.reason.split("up to ")[1].split(" more")[0])
     assert "the search for the runner-up was cut off, up to" in cut_off.reason
     assert cut_off.gain <= proven.gain <= cut_off.gain + up_to * 1.01
 
