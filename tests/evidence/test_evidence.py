@@ -35,7 +35,7 @@ WHOLE = {"verdict_regret", "false_mixed", "transfer_diagonal_wins", "latency_sav
 def test_the_quick_study_is_whole_and_goes_on_where_it_was(tmp_path: Path) -> None:
     said: list[str] = []
     first = evidence.run(QUICK, tmp_path / "work", tmp_path / "out", said.append)
-    assert "answers at most" in said[0]
+    assert "answers: sensitivity" in said[0]
     again = evidence.run(QUICK, tmp_path / "work", tmp_path / "out", said.append)
     assert len(again["seconds"]) == 2
     assert again["seconds"][1] < first["seconds"][0]
