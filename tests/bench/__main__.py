@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -36,8 +37,11 @@ def main(argv: list[str]) -> int:
     if unknown:
         print(f"unknown figure {unknown[0]!r}; figures are {', '.join(FIGURES)}", file=sys.stderr)
         return 2
-    for name in argv or FIGURES:
-        print(FIGURES[name]().line(), flush=True)
+    # stdout is for the figures alone: what a native solver prints goes to stderr.
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
+        os.dup2(2, 1)
+        for name in argv or FIGURES:
+            print(FIGURES[name]().line(), file=out, flush=True)
     return 0
 
 
