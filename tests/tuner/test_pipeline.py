@@ -202,11 +202,29 @@ def test_a_schedule_that_takes_longer_as_a_whole_is_chosen_anew_or_told_to_be_de
     monkeypatch.setattr(settle, "overshoot", lambda *_: 1.5)
     said = tuner(*INT8, "--latency-ms", "5000%", "--json", "--strict")
     assert said.code == 4
-    assert said.err.count("1.500 times its budget; choosing again") == 2
+    trials = said.json["trials"]
+    assert said.err.count("1.500 times its budget; choosing again") == 2 * trials
+    assert said.err.count("misses its latency; trying the next best") == trials
     assert "allow more --latency-ms" in said.err
     assert said.json["over_budget"] == 1.5
     assert said.json["tightened"] == pytest.approx(1.5**-2)
     assert said.json["degraded"] is True
+
+
+def test_where_the_best_trial_misses_its_latency_the_next_best_ships(
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Candidate] = []
+
+    def overshoot(contest: Contest, candidate: Candidate, choices: object) -> float:
+        seen.append(candidate)
+        return 1.5 if candidate == seen[0] else 1.0
+
+    monkeypatch.setattr(settle, "overshoot", overshoot)
+    said = tuner(*INT8, "--latency-ms", "5000%", "--json", "--trials", "2")
+    assert said.code == 0, said.err
+    assert said.json["candidate"] == seen[-1].values() != seen[0].values()
+    assert said.json["over_budget"] is None
 
 
 def test_simulated_precisions_are_tuned_by_bits_and_carry_no_latency(
