@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import reprlib
 import sys
 import traceback
 from collections import deque
@@ -165,7 +166,7 @@ def _judge_python(
         verdict = function(prompt.prompt, text, prompt.answer)
     if verdict is not True and verdict is not False:
         raise WorkloadError(
-            f"the grader python:{name} returned {_said(verdict)[:80]}, of type "
+            f"the grader python:{name} returned {reprlib.repr(verdict)}, of type "
             f"{type(verdict).__name__}; let it return True or False"
         )
     return verdict
@@ -188,15 +189,9 @@ def _own_code(failed: str) -> Iterator[None]:
         place = f"{frame.filename}, line {frame.lineno}, in {frame.name}"
         if isinstance(error, SyntaxError):
             place = f"{error.filename}, line {error.lineno}"
+        # Python's own words, which bear an error that cannot say what it is.
+        said = traceback.format_exception_only(error)
+        line = said[-1 if isinstance(error, SyntaxError) else 0].splitlines()[0]
         raise WorkloadError(
-            f"{failed} at {place}: {type(error).__name__}: {_said(error)}; mend it (-v shows the "
-            f"traceback)"
+            f"{failed} at {place}: {line}; mend it (-v shows the traceback)"
         ) from error
-
-
-def _said(value: object) -> str:
-    """Return the first line of what a value of the user's code says of itself, if it can."""
-    try:
-        return "".join(str(value).splitlines()[:1])
-    except Exception:  # noqa: BLE001 - the user's code may raise anything here too
-        return "it cannot be shown"

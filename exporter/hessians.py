@@ -119,7 +119,8 @@ def padded(states: Sequence[State]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         ids[row, : len(state.ids)], mask[row, : len(state.ids)] = state.ids, True
         asked[row] = state.asked[0]
         asked[row, : len(state.asked)], counted[row, : len(state.asked)] = state.asked, True
-    return tuple(torch.from_numpy(each) for each in (ids, mask, asked, counted))  # type: ignore[return-value]
+    turned = torch.from_numpy
+    return turned(ids), turned(mask), turned(asked), turned(counted)
 
 
 def token_weights(

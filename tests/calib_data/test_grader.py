@@ -118,11 +118,23 @@ def test_its_text_tells_one_source_from_another(own: Path) -> None:
         ("raise ValueError('one\\ntwo')", "ValueError: one;"),
         ("return 1", "returned 1, of type int; let it return True or False"),
         ("return None", "returned None, of type NoneType"),
+        ("raise type('Own', (BaseException,), {})('gone')", r"line 2, in fn: .*Own: gone;"),
+        (
+            "raise type('Mute', (Exception,), {'__str__': lambda s: 1 / 0})()",
+            "line 2, in fn: .*Mute",
+        ),
+        ("return type('Shy', (), {'__repr__': lambda s: 1 / 0})()", "of type Shy; let it return"),
+        ("import sys; sys.path.clear(); return 3", "returned 3, of type int"),
     ],
 )
 def test_code_that_fails_is_told_with_its_place(
-    own: Path, body: str, says: str, request: pytest.FixtureRequest
+    own: Path,
+    body: str,
+    says: str,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])  # one of them empties it
     name = f"mine_{abs(hash(request.node.name))}"
     (own / f"{name}.py").write_text(f"def fn(prompt, text, answer):\n    {body}\n")
     grader = grader_from_spec(f"python:{name}.fn")
