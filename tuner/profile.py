@@ -15,15 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from engines.backend import Backend
-from engines.build import BuildLog, Cache, EngineSpec, digest_json, engine_key
+from engines.build import BuildLog, Cache, EngineSpec, engine_key
 from engines.document import document_from_text
 from engines.errors import CadenzaError, InputError
-from engines.measure import measure, measure_switch
 from engines.ort import OrtOptions
 from engines.precision import FULL_PRECISION
 from engines.schedule import SamplerConfig, Schedule, fixed_steps_like
@@ -38,6 +37,7 @@ from tuner.rollout import with_rollout
 from tuner.sensitivity import PromptTables, prompt_tables
 from tuner.sensitivity_file import Profiled, Sensitivity, TaskTable
 from tuner.tables import Question, answered, scored_positions
+from tuner.timing import timed_passes
 from tuner.workshop import engine_spec, trace_items
 
 MIB = float(1 << 20)
@@ -145,34 +145,24 @@ class _Bench:
     def timing(self, sampler: SamplerConfig) -> dict[str, Any]:
         """Return milliseconds of a pass of each executed precision, measured in turns.
 
-        By threshold they are of fixed steps of the same lengths: a pass costs the same.  Keys are
-        `pass` {precision: ms}, `by_window` {precision: [ms] [W]} and `switch`.
+        As `timed_passes`; by threshold they are of fixed steps of the same lengths: a pass costs
+        the same.
         """
         setting, shape = self.setting, self.setting.export.shape
         config, fixed = setting.config, fixed_steps_like(sampler, setting.windows)
         names = [each.name for each in setting.precisions if not each.simulated]
-        where = (setting.windows, shape.batch[1], shape.prompt[1])
-        asked = {
-            "engines": [[name, self.keys[name]] for name in names],
-            "sampler": fixed.to_json(),
-            "shape": where,
-            "repeats": config.repeats,
-            "seed": config.seed,
-        }
-        key = digest_json(asked)
-        kept = self.cache.get("passes", key)
-        if kept is None:
-            lanes = {name: self.engines[name] for name in names}
-            model, repeats, seed = setting.export.model, config.repeats, config.seed
-            found = measure(lanes, fixed, *where, model, repeats=repeats, seed=seed)
-            switch = measure_switch(lanes, fixed, *where, model, repeats=repeats, seed=seed)
-            kept = {
-                "pass": {row.precision: row.latency_ms for row in found.rows},
-                "by_window": {row.precision: list(row.by_window) for row in found.rows},
-                "switch": switch,
-            }
-            self.cache.put("passes", key, kept)
-        return cast("dict[str, Any]", kept)
+        return timed_passes(
+            {name: self.engines[name] for name in names},
+            self.keys,
+            names,
+            fixed,
+            setting.windows,
+            (shape.batch[1], shape.prompt[1]),
+            setting.export.model,
+            config.repeats,
+            config.seed,
+            self.cache,
+        )
 
 
 def profile(

@@ -218,12 +218,12 @@ def test_a_function_judges_prompts_without_answers_and_its_failure_names_the_pro
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "own_rule.py").write_text(
+    (tmp_path / "rule_of_a_file.py").write_text(
         "def fn(prompt, text, answer):\n    return len(text) // (len(text) - 3) > 1 if answer is "
         "None else False\n"
     )
     spec = write(tmp_path, {"id": "x7", "prompt": "y"})
-    workload = workload_from_spec(spec, grader="python:own_rule.fn")
+    workload = workload_from_spec(spec, grader="python:rule_of_a_file.fn")
     assert workload.grade is not None
     assert workload.grade("y", "four")
     assert not workload.grade("y", "")

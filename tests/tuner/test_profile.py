@@ -22,6 +22,7 @@ from engines.trace import Trace
 from exporter.folder import Export
 from tests.tuner.tuning import bench_of, snapshot
 from tuner import profile as rooms
+from tuner import timing
 from tuner.config import ProfileConfig
 from tuner.contest import Contest
 from tuner.gain import PROXIES, TaskSensitivity, summarize
@@ -77,7 +78,7 @@ def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
         return timed
 
     for name in ("measure", "measure_switch"):
-        monkeypatch.setattr(rooms, name, once(getattr(rooms, name)))
+        monkeypatch.setattr(timing, name, once(getattr(timing, name)))
 
 
 @pytest.fixture
