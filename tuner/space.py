@@ -1,18 +1,46 @@
-"""The space that the search walks: what the allocation cannot see, declared as data.
+"""The space that the search walks: recipes x schedules x options of the backend, declared as data.
 
-A *candidate* is one value for each knob.  The first is always the defaults, the recipe of the
-export itself; a knob with one choice is not offered to the search.
+A *candidate* is one value for each knob.  The first is always the defaults: the recipe of the
+export itself, the allocation's schedule, the backend's own options.  A knob with one choice is not
+offered to the search, and what a backend lacks is no knob at all.
+
+Three kinds of knob: of the *recipe* (another graph), of the *schedule* (the same engines in other
+windows), of the *backend* (the same graph, loaded otherwise).  A *setting* is a candidate less its
+schedule: all candidates of a setting run the same engines.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
 
-from engines.machine import usable_cores
 from engines.precision import FULL_PRECISION, Precision
+
+Value = int | float | str | bool
+Kind = Literal["recipe", "schedule", "backend"]
+
+# The rules of the knob `schedule`: what a candidate's windows run.
+UNIFORM, SPEND, BASELINE = "uniform-", "spend-", "baseline-"
+SCHEDULE = "schedule"
+
+# Shares, in percent, of what lies between the cheapest schedule and the budget (or the dearest
+# schedule): the exact program's optimum within each is a schedule of its front.
+SHARES = (100, 90, 80, 70, 60, 50, 40, 30, 20, 10)
+
+# Knobs of the recipe in the order in which they are declared, with what each changes.
+_SAYS: dict[str, str] = {
+    "quantizer": "how weights were rounded: which of the exports given",
+    "windows": "parts of progress that are scheduled apart",
+    "clip": "share of the largest activation that still fits",
+    "keep": "blocks kept in full precision, the most sensitive first",
+    "scales": "sets of int8 activation scales: one, or one a window",
+    "precisions": "what the schedules may use",
+    SCHEDULE: "what the windows run: one precision, a share of the budget spent best, or by hand",
+}
+ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,112 +48,226 @@ class Knob:
     """One choice of the search.
 
     Attributes:
-        name: A field of `Candidate`.
+        name: What a candidate calls it.
         choices: Its values; the first is the default.
-        says: What it changes, in a line.
+        kind: What it changes.
+        says: The same in a line.
     """
 
     name: str
-    choices: tuple[int | float | str, ...]
+    choices: tuple[Value, ...]
+    kind: Kind
     says: str
+
+    def __post_init__(self) -> None:
+        if not self.choices or len(set(map(repr, self.choices))) != len(self.choices):
+            raise ValueError(f"knob {self.name!r} needs different choices, got {self.choices}")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Candidate:
-    """One value for each knob: all choices but the schedule.
+    """One value for each knob.
 
     Attributes:
-        windows: Parts of progress that are scheduled apart.
-        clip: Share of the largest activation that still fits; above it activations saturate.
-        keep: Blocks kept in full precision, the most sensitive first.
-        scales: Whether int8's activation scales differ by window or are one set.
-        threads: Threads of an engine; 0 for every core.
-        optimization: How far a session rewrites its graph.
+        items: (knob, value) in the order of the space.
     """
 
-    windows: int
-    clip: float
-    keep: int
-    scales: str
-    threads: int
-    optimization: str
+    items: tuple[tuple[str, Value], ...]
 
     @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> Candidate:
+    def of(cls, values: Mapping[str, Value]) -> Candidate:
         """Return the candidate of a mapping from knob names to values.
 
         Raises:
-            ValueError: A knob is missing or unknown.
+            ValueError: A knob is missing, or a value is no plain one.
         """
-        names = {field.name for field in fields(cls)}
-        if set(values) != names:
-            raise ValueError(f"a candidate has the knobs {sorted(names)}, got {sorted(values)}")
-        return cls(**values)
+        missing = [name for name in _SAYS if name not in values]
+        if missing:
+            raise ValueError(f"a candidate needs the knob {missing[0]!r}, got {sorted(values)}")
+        for name, value in values.items():
+            if not isinstance(name, str) or not isinstance(value, int | float | str):
+                raise ValueError(f"knob {name!r} has the value {value!r}, which is no plain one")
+        return cls(tuple(values.items()))
 
-    def values(self) -> dict[str, int | float | str]:
-        """Return the knobs by name."""
-        return asdict(self)
+    def __getitem__(self, name: str) -> Value:
+        """Return the value of a knob; KeyError where there is none."""
+        return dict(self.items)[name]
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """The knobs by name."""
+        return dict(self.items)
+
+    def changed(self, **values: Value) -> Candidate:
+        """Return the candidate with other values of some of its knobs.
+
+        Raises:
+            ValueError: It has no such knob.
+        """
+        unknown = sorted(set(values) - set(self.values))
+        if unknown:
+            raise ValueError(f"no knob {unknown[0]!r}, only {', '.join(self.values)}")
+        return Candidate(tuple((name, values.get(name, own)) for name, own in self.items))
+
+    @property
+    def setting(self) -> Candidate:
+        """The candidate with the default schedule: equal settings run the same engines."""
+        return self.changed(schedule=f"{SPEND}{SHARES[0]}")
+
+    @property
+    def quantizer(self) -> str:
+        """Which export's weights."""
+        return str(self["quantizer"])
+
+    @property
+    def windows(self) -> int:
+        """Parts of progress that are scheduled apart."""
+        return int(self["windows"])
+
+    @property
+    def clip(self) -> float:
+        """Share of the largest activation that still fits; above it activations saturate."""
+        return float(self["clip"])
+
+    @property
+    def keep(self) -> int:
+        """Blocks kept in full precision, the most sensitive first."""
+        return int(self["keep"])
+
+    @property
+    def scales(self) -> str:
+        """`shared`: one set of static activation scales; `window`: one a window."""
+        return str(self["scales"])
+
+    @property
+    def precisions(self) -> tuple[str, ...] | None:
+        """Names that schedules may use; None for every one."""
+        chosen = str(self["precisions"])
+        return None if chosen == ALL else tuple(chosen.split("+"))
+
+    @property
+    def schedule(self) -> str:
+        """The rule that gives each task its schedule."""
+        return str(self[SCHEDULE])
+
+    @property
+    def options(self) -> dict[str, Value]:
+        """Knobs of the backend, by name."""
+        return {name: value for name, value in self.items if name not in _SAYS}
 
 
-_SAYS = {
-    "windows": "parts of progress that are scheduled apart",
-    "clip": "share of the largest activation that still fits",
-    "keep": "blocks kept in full precision",
-    "scales": "sets of int8 activation scales",
-    "threads": "threads of an engine; 0 for every core",
-    "optimization": "how far a session rewrites its graph",
-}
+def candidate_of(recipe: Mapping[str, Value], options: Mapping[str, Value]) -> Candidate:
+    """Return the candidate of an export's own recipe: every precision, the whole budget.
+
+    Args:
+        recipe: Its `quantizer`, `windows`, `clip`, `keep` and `scales`.
+        options: The backend's own.
+    """
+    schedule = {"precisions": ALL, SCHEDULE: f"{SPEND}{SHARES[0]}"}
+    own = {**recipe, **schedule}
+    return Candidate.of({**{name: own[name] for name in _SAYS}, **options})
 
 
 def knobs(
-    default: Candidate, steps: int, blocks: int, precisions: Sequence[Precision]
+    default: Candidate,
+    *,
+    quantizers: Sequence[str],
+    steps: int,
+    blocks: int,
+    precisions: Sequence[Precision],
+    options: Mapping[str, Sequence[Value]],
+    says: Mapping[str, str],
+    baselines: Sequence[str] = (),
 ) -> tuple[Knob, ...]:
     """Return the knobs of an export; what its precisions cannot use has one choice.
 
     Args:
         default: The export's own recipe with the default options.
+        quantizers: Of the exports given.
         steps: Fewest denoising steps of any task: no more windows than that.
         blocks: Of the denoiser.
         precisions: The candidates.  Only quantized ones have a clip and kept blocks, only int8
-            has static scales, and only executed ones are timed.
+            has static scales, and only executed ones are timed, so only they have options.
+        options: What the backend can be told, by name.
+        says: What each of these changes.
+        baselines: Names of schedules written by hand.
     """
-    cores = usable_cores()
     quantized = any(precision.family != FULL_PRECISION.family for precision in precisions)
     static = any(precision.has_static_scales for precision in precisions)
     timed = not any(precision.simulated for precision in precisions)
-    choices: dict[str, tuple[int | float | str, ...]] = {
-        "windows": tuple(count for count in (3, 4, 6, 8, 12) if count <= steps),
+    names = [precision.name for precision in precisions]
+    subsets = [
+        "+".join(chosen) for size in range(2, len(names)) for chosen in combinations(names, size)
+    ]
+    schedules = [
+        *(f"{UNIFORM}{name}" for name in names),
+        *(f"{SPEND}{share}" for share in SHARES if len(names) > 1),
+        *(f"{BASELINE}{name}" for name in baselines),
+    ]
+    choices: dict[str, Sequence[Value]] = {
+        "quantizer": quantizers if quantized else (),
+        "windows": [count for count in (3, 4, 6, 8, 12) if count <= steps],
         "clip": (1.0, 0.9, 0.8) if quantized else (),
-        "keep": tuple(n for n in (0, 1, 2) if n < blocks) if quantized else (),
+        "keep": [count for count in (0, 1, 2) if count < blocks] if quantized else (),
         "scales": ("shared", "window") if static else (),
-        "threads": (0, *sorted({1, max(1, cores // 2)} - {cores})) if timed else (),
-        "optimization": ("all", "extended") if timed else (),
+        "precisions": subsets,
+        SCHEDULE: schedules,
+        **({name: tuple(values) for name, values in options.items()} if timed else {}),
     }
     return tuple(
-        Knob(name, (own, *(choice for choice in choices[name] if choice != own)), _SAYS[name])
-        for name, own in default.values().items()
+        Knob(
+            name,
+            (own, *(each for each in choices.get(name, ()) if each != own)),
+            _kind(name),
+            _SAYS.get(name) or says[name],
+        )
+        for name, own in default.items
     )
+
+
+def _kind(name: str) -> Kind:
+    if name not in _SAYS:
+        return "backend"
+    return "schedule" if name in ("precisions", SCHEDULE) else "recipe"
 
 
 def default_candidate(space: Sequence[Knob]) -> Candidate:
     """Return the candidate of every knob's default."""
-    return Candidate.from_values({knob.name: knob.choices[0] for knob in space})
+    return Candidate.of({knob.name: knob.choices[0] for knob in space})
 
 
 def first_candidates(space: Sequence[Knob]) -> list[Candidate]:
-    """Return the candidates that every search begins with: the defaults, then single changes.
+    """Return the candidates that every search of ours begins with, in their order.
 
-    Of the changes those that experience says may pay: the other set of int8 scales, one thread.
+    The whole budget spent best (the exact program's optimum), each uniform schedule, the optimum's
+    neighbours on the front, schedules written by hand; then each backend option alone.
     """
     default = default_candidate(space)
-    choices = {knob.name: knob.choices for knob in space}
-    changes = (replace(default, scales="window"), replace(default, threads=1))
-    offered = [
-        each
-        for each in changes
-        if each.scales in choices["scales"] and each.threads in choices["threads"]
+    rules = next(knob.choices for knob in space if knob.name == SCHEDULE)
+    spends = [rule for rule in rules if str(rule).startswith(SPEND)]
+    order = [
+        *spends[:1],
+        *(rule for rule in rules if str(rule).startswith(UNIFORM)),
+        *spends[1:3],
+        *(rule for rule in rules if str(rule).startswith(BASELINE)),
     ]
-    return list(dict.fromkeys((default, *offered)))
+    first = [default.changed(schedule=rule) for rule in order]
+    for knob in space:
+        if knob.kind == "backend":
+            first += [default.changed(**{knob.name: choice}) for choice in knob.choices[1:]]
+    return list(dict.fromkeys((default, *first)))
+
+
+def offers(space: Sequence[Knob], candidate: Candidate) -> bool:
+    """Return whether the knobs offer a candidate; those of another machine may not."""
+    values = candidate.values
+    return values.keys() == {knob.name for knob in space} and all(
+        any(
+            values[knob.name] == choice and type(values[knob.name]) is type(choice)
+            for choice in knob.choices
+        )
+        for knob in space
+    )
 
 
 def size(space: Sequence[Knob]) -> int:

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,34 +18,85 @@ from engines.errors import InputError
 from tuner.space import Candidate
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrialResult:
     """What a candidate came to.
 
     Attributes:
-        number: Counted from 0 in the order of finishing.
+        number: Counted from 0 in the order of finishing, in this folder.
         candidate: One value for each knob.
         cost: Milliseconds a sequence, mean over the tasks; mean bits where nothing is timed.
+        low: Lower end of the cost's 95 % interval, against the yardstick of the same rounds.
+        high: Upper end.
         loss: Points lost against full precision on tuning prompts, the worst task's.
+        memory_mib: Weights of the engines that its schedules use.
         violations: By how much each constraint is missed, at most 0 where it is met.
-        tasks: What each task, and `default`, came to: schedule, predictions, loss, reason.
-        failed: Why the candidate is out, or None.
+        tasks: What each task came to: schedule, predictions, loss, agreement, reason.
+        distances: Of each precision's logits from full precision's, a first look:
+            {precision: {l0, l1, l2, lInf, cos}}.
+        device: What it was measured on; only results of equal devices compete.
+        machine: Load and clocks while it was measured.
+        seconds: Spent on it: `build`, `measure`, `evaluate`, `all`.
+        failed: Why the candidate is out, in a line, or None.
+        log: The last lines of its child's output, where it failed.
         nearest: Where it met no budget, the smallest budgets that it could meet.
+        against: How it was timed against the best trial before it, in the same rounds:
+            {trial, ratio, low, high}, or None.
     """
 
     number: int
     candidate: Candidate
     cost: float
     loss: float
+    low: float | None = None
+    high: float | None = None
+    memory_mib: float = 0.0
     violations: dict[str, float] = field(default_factory=dict)
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    distances: dict[str, dict[str, float]] = field(default_factory=dict)
+    device: str = ""
+    machine: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
     failed: str | None = None
+    log: tuple[str, ...] = ()
     nearest: dict[str, float | None] | None = None
+    against: dict[str, float] | None = None
 
     @property
     def feasible(self) -> bool:
         """Whether every constraint is met."""
         return self.failed is None and all(value <= 0.0 for value in self.violations.values())
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The cost's 95 % interval; the cost itself where it is not measured."""
+        low = self.cost if self.low is None else self.low
+        return low, self.cost if self.high is None else self.high
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        return plain | {"candidate": self.candidate.values, "log": list(self.log)}
+
+    @classmethod
+    def from_json(cls, value: object) -> TrialResult:
+        """Return the result of plain data that came from elsewhere.
+
+        Raises:
+            KeyError, TypeError, ValueError: It is none.
+        """
+        if not isinstance(value, dict):
+            raise TypeError(f"expected an object, got {type(value).__name__}")
+        given = {"candidate": Candidate.of(value["candidate"]), "log": tuple(value.get("log", ()))}
+        result = cls(**(value | given))
+        for name in ("violations", "tasks", "distances", "machine", "seconds"):
+            if not isinstance(getattr(result, name), dict):
+                raise TypeError(f"{name} must be an object")
+        numbers = (result.cost, result.loss, result.memory_mib, *result.violations.values())
+        for number in (*numbers, *(each for each in (result.low, result.high) if each)):
+            if not math.isfinite(number):
+                raise ValueError(f"costs and losses must be finite, got {number}")
+        return result
 
 
 class TrialLog:
@@ -71,7 +122,7 @@ class TrialLog:
         results: list[TrialResult] = []
         for number, line in enumerate(lines[:-1], start=1):
             try:
-                result = _result(json.loads(line))
+                result = TrialResult.from_json(json.loads(line))
                 if result.number != len(results):
                     raise ValueError(f"its number is {result.number}, expected {len(results)}")
             except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
@@ -84,27 +135,8 @@ class TrialLog:
 
     def append(self, result: TrialResult) -> None:
         """Add a finished trial; it survives a kill from here on."""
-        line = json.dumps(asdict(result), sort_keys=True) + "\n"
+        line = json.dumps(result.to_json(), sort_keys=True, allow_nan=False) + "\n"
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
-
-
-def _result(value: object) -> TrialResult:
-    """Return the result of a line.
-
-    Raises:
-        KeyError, TypeError, ValueError: It is none.
-    """
-    if not isinstance(value, dict):
-        raise TypeError(f"expected an object, got {type(value).__name__}")
-    candidate = Candidate.from_values(value["candidate"])
-    result = TrialResult(**(value | {"candidate": candidate}))
-    for name in ("violations", "tasks"):
-        if not isinstance(getattr(result, name), dict):
-            raise TypeError(f"{name} must be an object")
-    for number in (result.cost, result.loss, *result.violations.values()):
-        if not math.isfinite(number):
-            raise ValueError(f"costs and losses must be finite, got {number}")
-    return result
