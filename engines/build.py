@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 
 from engines.errors import BackendError, CadenzaError, InputError
 from engines.files import digest_file
-from engines.ort import OrtBackend, OrtOptions, environment
+from engines.options import OrtOptions
+from engines.ort import OrtBackend, environment
 from engines.precision import Precision
 
 FORMAT = "cadenza-cache/1"

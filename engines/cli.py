@@ -12,7 +12,7 @@ from engines.bundle import Bundle, read_bundle
 from engines.document import document_from_text
 from engines.errors import BackendError, BundleError, InputError
 from engines.manifest import MANIFEST, TOKENIZER
-from engines.ort import MOST_THREADS
+from engines.options import MOST_THREADS
 from engines.overview import EXPORT, bundle_overview, export_from_folder, export_overview
 from engines.runtime import Runtime, load_engine, probe
 from engines.sampler import POLICIES

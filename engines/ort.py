@@ -16,7 +16,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -37,10 +36,8 @@ from engines.model import (
     SCALES,
     TOKENS,
 )
+from engines.options import PROVIDERS, OrtOptions
 from engines.precision import Precision
-
-PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-OPTIMIZATIONS = ("all", "extended", "basic")
 
 _INPUTS = {IDS: "tensor(int64)", MASK: "tensor(bool)", POSITIONS: "tensor(int64)"}
 _TAILS = {
@@ -49,42 +46,6 @@ _TAILS = {
 }
 _GEMM_WORDS = ("MatMul", "Gemm")
 _SILENT = 4  # ONNX Runtime's severity "fatal"; its errors reach us as exceptions
-
-
-# More would only ask the system for threads until it has none left.
-MOST_THREADS = 1024
-
-
-@dataclass(frozen=True, kw_only=True)
-class OrtOptions:
-    """How a session is made.
-
-    Attributes:
-        provider: "cpu" or "cuda".
-        threads: Threads of one pass on the CPU; 0 for every core that the process may use.
-        graph_optimization: "all", "extended" or "basic".
-        spinning: Whether idle threads spin; several times slower where others want the core.
-        arena: Whether CPU memory is pooled.
-    """
-
-    provider: str = "cpu"
-    threads: int = 0
-    graph_optimization: str = "all"
-    spinning: bool = False
-    arena: bool = True
-
-    def __post_init__(self) -> None:
-        if self.provider not in PROVIDERS:
-            raise ValueError(
-                f"provider must be one of {', '.join(PROVIDERS)}, got {self.provider!r}"
-            )
-        if not 0 <= self.threads <= MOST_THREADS:
-            raise ValueError(f"0 <= threads <= {MOST_THREADS} must hold, got {self.threads}")
-        if self.graph_optimization not in OPTIMIZATIONS:
-            raise ValueError(
-                f"graph_optimization must be one of {', '.join(OPTIMIZATIONS)}, "
-                f"got {self.graph_optimization!r}"
-            )
 
 
 class OrtBackend:

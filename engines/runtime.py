@@ -21,7 +21,8 @@ from engines.bundle import Bundle, read_bundle
 from engines.document import Document
 from engines.errors import BackendError, BundleError, InputError
 from engines.manifest import DEFAULT_TASK, TOKENIZER, Engine
-from engines.ort import MOST_THREADS, PROVIDERS, OrtBackend, OrtOptions
+from engines.options import MOST_THREADS, PROVIDERS, OrtOptions
+from engines.ort import OrtBackend
 from engines.sampler import POLICIES, Generation, Request, generate
 from engines.text import Tokenizer, tokenizer_from_file
 

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from engines.backend import Backend, Floats
 from engines.errors import BackendError
 from engines.model import ModelInfo
-from engines.ort import OrtBackend, OrtOptions
+from engines.options import OrtOptions
+from engines.ort import OrtBackend
 from engines.precision import FULL_PRECISION
 from engines.sampler import Pass, Request, generate
 from engines.schedule import Schedule

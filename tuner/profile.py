@@ -23,7 +23,7 @@ from engines.backend import Backend
 from engines.build import BuildLog, Cache, EngineSpec, engine_key
 from engines.document import document_from_text
 from engines.errors import CadenzaError, InputError
-from engines.ort import OrtOptions
+from engines.options import OrtOptions
 from engines.precision import FULL_PRECISION
 from engines.schedule import SamplerConfig, Schedule, fixed_steps_like
 from engines.terminal import Progress

@@ -11,7 +11,8 @@ import numpy as np
 from calib_data.workload import Workload
 from engines.build import digest_json
 from engines.files import digest_file
-from engines.ort import OrtBackend, OrtOptions
+from engines.options import OrtOptions
+from engines.ort import OrtBackend
 from engines.precision import FULL_PRECISION, Precision
 from engines.schedule import LOW_CONFIDENCE, SamplerConfig, passes_by_window
 from engines.text import tokenizer_from_file

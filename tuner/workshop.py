@@ -18,7 +18,7 @@ import numpy as np
 from engines.backend import Backend
 from engines.build import BuildLog, EngineSpec, digest_json, engine_key
 from engines.model import ModelInfo
-from engines.ort import OrtOptions
+from engines.options import OrtOptions
 from engines.precision import FULL_PRECISION
 from engines.sampler import Request
 from engines.schedule import SamplerConfig, Schedule

@@ -13,7 +13,8 @@ from functools import partial
 import numpy as np
 
 from engines.backend import Backend, Floats, Ids, Mask, Served
-from engines.ort import OrtBackend, OrtOptions
+from engines.options import OrtOptions
+from engines.ort import OrtBackend
 from engines.precision import FULL_PRECISION, Precision
 from tests.bench.figure import Figure, median_interval, seconds_of
 from tests.bench.generate import EXPORT, ROOT

@@ -23,7 +23,7 @@ from engines.build import (
     open_cache,
 )
 from engines.errors import BackendError, CadenzaError, InputError
-from engines.ort import OrtOptions
+from engines.options import OrtOptions
 from engines.precision import precision_from_name
 from tests.engines.tiny_graph import Weights, tiny_graph
 

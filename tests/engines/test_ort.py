@@ -12,7 +12,8 @@ import pytest
 from engines import ort
 from engines.backend import served_from_logits
 from engines.errors import BackendError
-from engines.ort import OrtBackend, OrtOptions
+from engines.options import OrtOptions
+from engines.ort import OrtBackend
 from engines.precision import precision_from_name
 from engines.sampler import Request, generate
 from engines.schedule import SamplerConfig, Schedule

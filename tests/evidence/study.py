@@ -23,7 +23,7 @@ from calib_data.prompts import Split
 from calib_data.workload import Workload, expand_specs, workload_from_spec
 from engines.backend import Ids
 from engines.build import BuildLog, Cache, digest_json, engine_key
-from engines.ort import OrtOptions
+from engines.options import OrtOptions
 from engines.precision import FULL_PRECISION
 from engines.sampler import Request
 from engines.schedule import SamplerConfig, Schedule, passes_by_window

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from engines.backend import Floats
-from engines.ort import OrtBackend, OrtOptions
+from engines.options import OrtOptions
+from engines.ort import OrtBackend
 from exporter.calibrate import read_calibration, window_scales
 from exporter.denoiser import Denoiser
 from exporter.folder import Export

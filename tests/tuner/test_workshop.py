@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.ort import OrtOptions
+from engines.options import OrtOptions
 from exporter.folder import Export, Recipe
 from tests.tuner.tuning import bench_of
 from tuner import workshop
