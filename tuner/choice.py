@@ -146,7 +146,7 @@ def choose_schedule(
     table: Priced,
     measures: Measures,
     goal: str,
-    max_loss: float,
+    max_loss: float | Mapping[str, float],
     refinements: int,
     seed: int,
     baselines: Sequence[Schedule] = (),
@@ -157,7 +157,7 @@ def choose_schedule(
         table: Gains, costs and budgets.
         measures: Of schedules, on tuning prompts.
         goal: "quality", "latency" or "memory".
-        max_loss: Points that may be lost.
+        max_loss: Points that may be lost: by every task, or by each its own.
         refinements: Schedules that the refinement may measure; 1 at least.
         seed: Of the bootstrap.
         baselines: Schedules that compete beside the allocation's, as far as they fit.

@@ -52,6 +52,7 @@ class TuneConfig:
     Attributes:
         export: Folder that `cadenza export` wrote.
         output: The bundle to write.
+        others: Further exports of the same checkpoint, by other quantizers.
         target: Where the engines run.
         precisions: Names that compete; empty means every executed one of the export.
         mean_bits: Upper bound on mean activation bits, or None.
@@ -74,6 +75,7 @@ class TuneConfig:
 
     export: Path
     output: Path
+    others: tuple[Path, ...] = ()
     target: str = "cpu"
     precisions: tuple[str, ...] = ()
     mean_bits: float | None = None
@@ -130,6 +132,10 @@ class TuneConfig:
     def latency_bound(self, full_ms: float) -> float | None:
         """Return the most milliseconds a sequence, given full precision's; None: no bound."""
         return self.latency_ms if self.latency_share is None else self.latency_share * full_ms
+
+    def floor_of(self, task: str) -> float:
+        """Return the points that a task may lose."""
+        return self.max_loss
 
     @property
     def budgeted(self) -> bool:

@@ -1,4 +1,4 @@
-"""One candidate of the search, from its graphs to the schedules that it would ship.
+"""What a candidate comes to, piece by piece, from its graphs to the schedules that it would ship.
 
     recipe -> graphs -> engines -> latency by window -> sensitivity on calibration prompts
            -> allocation -> measured choice on tuning prompts, for each task and for `default`
@@ -9,13 +9,12 @@ and the same tune again measures nothing twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.errors import BackendError, BudgetError
 from engines.manifest import DEFAULT_TASK
 from engines.precision import FULL_PRECISION
 from engines.schedule import (
@@ -71,49 +70,21 @@ class Contest:
         """Export, prompts and cache."""
         return self.shop.bench
 
-    def evaluate(self, candidate: Candidate, number: int) -> TrialResult:
-        """Return what a candidate comes to; one that fails or meets no budget is out, and why."""
-        try:
-            choices = self.choices(candidate)
-        except BackendError as error:
-            return TrialResult(number, candidate, 0.0, 100.0, failed=str(error))
-        except BudgetError as error:
-            return TrialResult(
-                number, candidate, 0.0, 100.0, failed=str(error), nearest=error.nearest
-            )
-        own = {name: choice for name, choice in choices.items() if name != DEFAULT_TASK}
-        cost = float(np.mean([choice.cost for choice in own.values()]))
-        loss = max(choice.loss for choice in own.values())
-        limit = self.bench.config.max_loss
-        return TrialResult(
-            number,
-            candidate,
-            cost,
-            loss,
-            violations={name: choice.loss - limit for name, choice in own.items()},
-            tasks={name: choice.to_json() for name, choice in choices.items()},
-        )
+    def choices(
+        self, candidate: Candidate, tried: Sequence[TrialResult] = ()
+    ) -> dict[str, Choice]:
+        """Return the schedule that each task, and `default`, would ship with these engines.
 
-    def choices(self, candidate: Candidate) -> dict[str, Choice]:
-        """Return the schedule that each task, and `default`, would ship with a candidate."""
+        Args:
+            candidate: Whose setting; its own schedule has no precedence.
+            tried: Trials of the search; schedules of those with this setting compete too.
+        """
         bench, engines = self.bench, self.shop.engines(candidate)
-        tables: dict[str, Priced] = {}
-        for name, job in bench.jobs.items():
-            found = self.sensitivity(candidate, job)
-            timing = self.timing(candidate, job.sampler)
-            self.step(f"{name}: sensitivity and latency")
-            tables[name] = Priced(
-                gain=found.gain,
-                costs=self._costs(engines, candidate, name, timing),
-                budget=self.budget(name),
-            )
+        tables = {name: self.priced(candidate, name) for name in bench.jobs}
+        tables[DEFAULT_TASK] = self._mixture(candidate, tables)
         groups = {name: {name: job} for name, job in bench.jobs.items()}
-        costs = self._costs(
-            engines, candidate, DEFAULT_TASK, self.timing(candidate, bench.sampler(DEFAULT_TASK))
-        )
-        gains = mixture({name: table.gain for name, table in tables.items()})
-        tables[DEFAULT_TASK] = Priced(gains, costs, self.budget(DEFAULT_TASK))
         groups[DEFAULT_TASK] = dict(bench.jobs)
+        alike = [trial for trial in tried if trial.candidate.setting == candidate.setting]
 
         def chosen(names: tuple[str, ...]) -> dict[str, Choice]:
             choices: dict[str, Choice] = {}
@@ -122,20 +93,45 @@ class Contest:
                     table.only(names),
                     self._measures(engines, groups[name]),
                     bench.config.goal,
-                    bench.config.max_loss,
+                    {task: bench.config.floor_of(task) for task in groups[name]},
                     bench.effort.refinements,
                     bench.config.seed,
-                    self._baselines(name, candidate.windows),
+                    [
+                        each
+                        for each in (
+                            *self.baselines(name, candidate.windows).values(),
+                            *_schedules_of(alike, name),
+                        )
+                        if set(each.precisions) <= set(names)
+                    ],
                 )
                 self.step(f"{name}: schedule")
             return choices
 
         return within_memory(tables[DEFAULT_TASK], chosen)
 
-    def _baselines(self, task: str, windows: int) -> list[Schedule]:
+    def priced(self, candidate: Candidate, name: str) -> Priced:
+        """Return gains, costs and budgets of a task with a candidate's engines."""
+        engines, job = self.shop.engines(candidate), self.bench.jobs[name]
+        found = self.sensitivity(candidate, job)
+        timing = self.timing(candidate, job.sampler)
+        self.step(f"{name}: sensitivity and latency")
+        costs = self._costs(engines, candidate, name, timing)
+        return Priced(gain=found.gain, costs=costs, budget=self.budget(name))
+
+    def _mixture(self, candidate: Candidate, tables: Mapping[str, Priced]) -> Priced:
+        engines, sampler = self.shop.engines(candidate), self.bench.sampler(DEFAULT_TASK)
+        timing = self.timing(candidate, sampler)
+        costs = self._costs(engines, candidate, DEFAULT_TASK, timing)
+        gains = mixture({name: table.gain for name, table in tables.items()})
+        return Priced(gains, costs, self.budget(DEFAULT_TASK))
+
+    def baselines(self, task: str, windows: int) -> dict[str, Schedule]:
         """Return the schedules written by hand that can be written with a number of windows."""
-        wide = [widened(each, windows) for each in self.bench.baselines_of(task).values()]
-        return [each for each in wide if each is not None]
+        wide = {
+            name: widened(each, windows) for name, each in self.bench.baselines_of(task).items()
+        }
+        return {name: each for name, each in wide.items() if each is not None}
 
     def timing(self, candidate: Candidate, sampler: SamplerConfig) -> Timing | None:
         """Return a candidate's latencies, corrected for the machine's drift; None if simulated."""
@@ -285,6 +281,10 @@ class Contest:
         """Return which tokens of full precision's answers the task's grader reads [N, G]."""
         return read_positions(job.workload.scored, full, self.bench.export.model.eos_id)
 
+    def measures(self, candidate: Candidate, name: str) -> Measures:
+        """Return how schedules of a task are measured with a candidate's engines."""
+        return self._measures(self.shop.engines(candidate), {name: self.bench.jobs[name]})
+
     def _measures(self, engines: Engines, jobs: Mapping[str, Job]) -> Measures:
         def agreement(schedule: Schedule) -> dict[str, NDArray[np.float64]]:
             return {
@@ -343,3 +343,9 @@ class Contest:
 
 def _family_mib(engines: Engines) -> dict[str, float]:
     return {name: size / MIB for name, size in engines.folder.families.items()}
+
+
+def _schedules_of(trials: Sequence[TrialResult], task: str) -> list[Schedule]:
+    """Return the schedules that trials ran for a task, each once."""
+    found = [tuple(trial.tasks[task]["schedule"]) for trial in trials if task in trial.tasks]
+    return [Schedule(each) for each in dict.fromkeys(found)]

@@ -201,7 +201,7 @@ class Chosen:
 def choose(
     options: Sequence[Option],
     objective: str,
-    max_loss: float,
+    max_loss: float | Mapping[str, float],
     seed: int,
     same_cost: float = 1e-9,
     resamples: int = RESAMPLES,
@@ -218,7 +218,7 @@ def choose(
     Args:
         options: Measured on the same prompts.
         objective: One of OBJECTIVES.
-        max_loss: Points that a task may lose.
+        max_loss: Points that a task may lose: every task, or each its own.
         seed: Of the bootstrap.
         same_cost: Costs within this share of each other are the same.
         resamples: Of the bootstrap.
@@ -237,7 +237,13 @@ def choose(
                 f"options must be measured on the same tasks, got {tasks} and "
                 f"{sorted(option.loss)} with scores of {sorted(option.scores)}"
             )
-    within = [index for index, option in enumerate(options) if option.worst_loss <= max_loss]
+    floors = max_loss if isinstance(max_loss, Mapping) else dict.fromkeys(tasks, max_loss)
+    within = [
+        index
+        for index, option in enumerate(options)
+        if all(option.loss[task] <= floors[task] for task in tasks)
+    ]
+    allowed = "/".join(f"{floor:g}" for floor in dict.fromkeys(floors[task] for task in tasks))
     if not within:
         index = min(
             range(len(options)), key=lambda i: (options[i].worst_loss, _rank(options, i, False))
@@ -245,17 +251,17 @@ def choose(
         return Chosen(
             index,
             False,
-            f"{options[index].name}: none is within {max_loss:g} points of full precision; this "
+            f"{options[index].name}: none is within {allowed} points of full precision; this "
             f"one loses least, {options[index].worst_loss:.2f} points",
         )
-    pool, top, why = within, -1, f"of those within {max_loss:g} points of full precision"
+    pool, top, why = within, -1, f"of those within {allowed} points of full precision"
     if objective == "quality":
         top = min(within, key=lambda i: (_mean_loss(options[i]), _rank(options, i, False)))
         pool = [i for i in within if i == top or _alike(options[i], options[top], seed, resamples)]
         why = f"of those whose quality cannot be told from {options[top].name}"
     index = _cheapest(options, pool, objective == "memory", same_cost)
     if objective == "quality" and index == top:
-        why = f"that loses least, within {max_loss:g} points of full precision"
+        why = f"that loses least, within {allowed} points of full precision"
         return Chosen(index, True, f"{options[index].name}: the one {why}")
     kind = "smallest" if objective == "memory" else "fastest"
     return Chosen(index, True, f"{options[index].name}: the {kind} {why}")

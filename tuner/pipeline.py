@@ -1,7 +1,7 @@
 """`cadenza tune`, from an export to a bundle.
 
-    prepare -> search over candidates -> the best one's schedules, timed and held to the budget
-            -> judged once on test prompts -> bundle
+    prepare -> search: each trial in a child process -> the best one's setting: a schedule for each
+            task, timed and held to the budget -> judged once on test prompts -> bundle
 
 Killed at any point, the same command goes on: trials are in a log, everything measured is in the
 cache.  Interrupted, it writes the best bundle so far, not judged, and says so.
@@ -12,33 +12,40 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engines.child import Child, ChildError
+
 from engines.build import Cache
 from engines.bundle import Bundle, check_output, is_bundle, read_bundle
-from engines.errors import BackendError, BudgetError, BundleError
+from engines.errors import BudgetError, BundleError
 from engines.files import digest_file
+from engines.options import SAYS, option_choices
 from engines.precision import Precision
 from engines.terminal import Progress
 from exporter.folder import EXPORT
+from tuner.best import best_of, best_trial
 from tuner.config import TuneConfig
 from tuner.contest import Contest
 from tuner.folder import TRIALS, tune_folder, write_json
+from tuner.gate import baseline_said
 from tuner.judge import judge
 from tuner.profile_report import indistinct
 from tuner.report import Verdict, verdict_json
 from tuner.search import open_study, search
+from tuner.search_file import SEARCH, contrast, described
 from tuner.settle import Settled, settle
 from tuner.ship import ship
-from tuner.space import Candidate, knobs, size
+from tuner.space import Candidate, Knob, knobs, size
 from tuner.trials import TrialLog, TrialResult
 from tuner.workbench import Workbench, prepare
+from tuner.worker import SERVE, given_to
 from tuner.workshop import Workshop
 
-# Losses this close, in points, are not told apart when candidates are compared.
-_SAME_LOSS = 0.5
+# Pieces of work on a task in a trial, for the progress that is shown.
+STEPS = 2
 
 _INTERRUPTED = "interrupted: writing the best bundle so far, not judged on test prompts"
 
@@ -101,11 +108,10 @@ def tune(
 def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
     config, say = bench.config, bench.say
     contest = Contest(Workshop(bench, work))
-    began = time.monotonic()
     interrupted = False
     log = TrialLog(work / TRIALS)
     try:
-        results = _search(bench, contest, log, f"cadenza-{identity[:16]}", began)
+        results = _search(bench, contest, log, work, identity)
     except KeyboardInterrupt:
         results = log.read()
         if not any(result.failed is None for result in results):
@@ -113,7 +119,7 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
         say(_INTERRUPTED)
         interrupted = True
     winner = best_trial(results, config.goal)
-    settled = Settled(contest.choices(winner.candidate))
+    settled = Settled(contest.choices(winner.candidate, results))
     verdicts: list[Verdict] = []
     try:
         winner, settled = _settled(contest, results)
@@ -125,19 +131,19 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
     facts: dict[str, Any] = {
         "identity": identity,
         "complete": not interrupted,
-        "candidate": winner.candidate.values(),
-        "quantizer": bench.export.recipe.quantizer,
+        "candidate": winner.candidate.values,
         "trial": winner.number,
         "trials": len(results),
+        "failed": sum(result.failed is not None for result in results),
         "goal": config.goal,
-        "max_loss": config.max_loss,
+        "max_loss": {name: config.floor_of(name) for name in bench.jobs},
         "seed": config.seed,
         "mode": config.mode,
         "quality_shown_to": max((v.quality_shown_to for v in verdicts), default=None),
         "short": {
             v.task: [round(end, 2) for end in v.loss]
             for v in verdicts
-            if v.quality_shown_to > config.max_loss
+            if v.quality_shown_to > _floor(config, bench, v.task)
         },
         "tightened": settled.tightened,
         "over_budget": settled.over_budget,
@@ -152,7 +158,11 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
         shortfall is not None,
         force=force,
     )
-    counts = {"built": contest.shop.built.built, "reused": contest.shop.built.reused}
+    counts = {
+        "built": contest.shop.built.built
+        + sum(round(result.seconds.get("built", 0)) for result in results),
+        "reused": contest.shop.built.reused,
+    }
     say(f"{counts['built']} engines built, {counts['reused']} reused from the cache")
     summary = _summary(bundle, verdicts, {"made": True, "engines": counts, **facts})
     for name, job in bench.jobs.items():
@@ -161,6 +171,7 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
             say(f"{name}: {indistinct(found)}")
     write_json(work / "sensitivity.json", contest.profile(winner.candidate).to_json())
     write_json(work / "result.json", summary)
+    contest.shop.tidy(winner.candidate)
     return Outcome(
         bundle=bundle,
         verdicts=tuple(verdicts),
@@ -171,42 +182,98 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
     )
 
 
+def space_of(bench: Workbench, shop: Workshop) -> tuple[Knob, ...]:
+    """Return what a tune searches: the export's recipe first, and what its backend offers."""
+    names = {label for job in bench.jobs for label in bench.baselines_of(job)}
+    return knobs(
+        shop.default,
+        quantizers=tuple(bench.exports),
+        steps=min(job.sampler.steps for job in bench.jobs.values()),
+        blocks=shop.blocks,
+        precisions=bench.precisions,
+        options=option_choices(bench.config.target),
+        says=SAYS,
+        baselines=sorted(names),
+    )
+
+
 def _search(
-    bench: Workbench, contest: Contest, log: TrialLog, study: str, began: float
+    bench: Workbench, contest: Contest, log: TrialLog, work: Path, identity: str
 ) -> list[TrialResult]:
-    config = bench.config
-    steps = min(job.sampler.steps for job in bench.jobs.values())
-    space = knobs(contest.shop.default, steps, contest.shop.blocks, bench.precisions)
+    config, began = bench.config, time.monotonic()
+    space = space_of(bench, contest.shop)
     trials = config.trials or bench.effort.trials
     bench.say(f"searching {size(space)} candidates in {trials} trials for {config.goal}")
+    with Child(SERVE, given_to(bench, work), config.child_limit_s) as worker:
+        found = worker.ask({"do": "baseline"}, work / "logs" / "baseline.log")
+        bench.say(baseline_said(found["baseline"]))
+        write_json(work / SEARCH, described(bench, space, found["baseline"], found["full"]))
 
-    def evaluate(candidate: Candidate, number: int) -> TrialResult:
-        started = time.monotonic()
-        with Progress(2 * len(bench.jobs) + 1, f"trial {number + 1}/{trials}") as progress:
-            watched = replace(contest, step=lambda note: progress.advance(1, note))
-            result = watched.evaluate(candidate, number)
-        if number == 0 and result.nearest is not None and not config.has_latency:
-            raise BudgetError(str(result.failed), result.nearest)  # no candidate can help
-        took = time.monotonic() - started
-        said = result.failed or (
-            f"{result.cost:.4g} {'bits' if bench.simulated else 'ms a sequence'}, "
-            f"loss {result.loss:.2f} points"
+        def evaluate(
+            candidate: Candidate, number: int, before: Sequence[TrialResult]
+        ) -> TrialResult:
+            result = _ask(worker, bench, work, candidate, number, before)
+            first = not any(each.failed is None for each in before)
+            if first and result.nearest is not None and not config.has_latency:
+                raise BudgetError(str(result.failed), result.nearest)  # no candidate can help
+            return result
+
+        return search(
+            space,
+            evaluate,
+            log,
+            open_study(work, config.storage, f"cadenza-{identity[:16]}"),
+            trials,
+            config.seed,
+            config.strategy,
+            None if config.timeout_s is None else began + config.timeout_s,
         )
-        values = ", ".join(f"{key} {value}" for key, value in candidate.values().items())
-        bench.say(f"trial {number + 1}/{trials}: {values}: {said} ({took:.1f} s)")
-        return result
 
-    deadline = None if config.timeout_s is None else began + config.timeout_s
-    return search(
-        space,
-        evaluate,
-        log,
-        open_study(log.path.parent, config.storage, study),
-        trials,
-        config.seed,
-        config.strategy,
-        deadline,
+
+def _ask(
+    worker: Child,
+    bench: Workbench,
+    work: Path,
+    candidate: Candidate,
+    number: int,
+    before: Sequence[TrialResult],
+) -> TrialResult:
+    """Return what a candidate comes to in the worker; one that kills it is out, and why."""
+    began, trials = time.monotonic(), bench.config.trials or bench.effort.trials
+    best = best_of(before, bench.config.goal)
+    request = {
+        "do": "trial",
+        "candidate": candidate.values,
+        "number": number,
+        "best": None if best is None else best.to_json(),
+    }
+    with Progress(STEPS * len(bench.jobs) + 1, f"trial {number + 1}/{trials}") as progress:
+        try:
+            answer = worker.ask(
+                request,
+                work / "logs" / f"trial-{number:04d}.log",
+                lambda note: progress.advance(1, note),
+            )
+            result = TrialResult.from_json(answer)
+        except ChildError as error:
+            result = TrialResult(
+                number=number,
+                candidate=candidate,
+                cost=0.0,
+                loss=100.0,
+                device=bench.device,
+                seconds={"all": time.monotonic() - began},
+                failed=str(error),
+                log=error.tail,
+            )
+    said = result.failed or (
+        f"{result.cost:.4g} {'bits' if bench.simulated else 'ms a sequence'}, "
+        f"loss {result.loss:.2f} points"
     )
+    changed = contrast(candidate, before[0].candidate) if before else "the defaults"
+    took = time.monotonic() - began
+    bench.say(f"trial {number + 1}/{trials}: {changed}: {said} ({took:.1f} s)")
+    return result
 
 
 def _settled(contest: Contest, results: Sequence[TrialResult]) -> tuple[TrialResult, Settled]:
@@ -217,41 +284,23 @@ def _settled(contest: Contest, results: Sequence[TrialResult]) -> tuple[TrialRes
     left, missed = list(results), []
     while any(result.failed is None for result in left):
         winner = best_trial(left, contest.bench.config.goal)
-        settled = settle(contest, winner.candidate, contest.choices(winner.candidate))
+        choices = contest.choices(winner.candidate, results)
+        settled = settle(contest, winner.candidate, choices, results)
         if settled.over_budget is None:
             return winner, settled
         missed.append((settled.over_budget, winner, settled))
-        left.remove(winner)
+        setting = winner.candidate.setting
+        left = [result for result in left if result.candidate.setting != setting]
         contest.bench.say(f"trial {winner.number + 1} misses its latency; trying the next best")
     _, winner, settled = min(missed, key=lambda each: each[0])
     return winner, settled
 
 
-def best_trial(results: list[TrialResult], goal: str) -> TrialResult:
-    """Return the trial that ships.
-
-    Of the feasible ones: for quality the cheapest of those whose loss cannot be told from the
-    least, else the cheapest; ties to the earliest, whose recipe is closest to the export's own.
-    With none feasible, the one that loses least.
-
-    Raises:
-        BudgetError: No trial met the budgets; says what the first could meet.
-        BackendError: Every trial failed; shows the first reason.
-    """
-    worked = [result for result in results if result.failed is None]
-    if not worked:
-        for result in results:
-            if result.nearest is not None:
-                raise BudgetError(str(result.failed), result.nearest)
-        raise BackendError(
-            f"every candidate failed, the first with: {results[0].failed}; export again with "
-            f"other precisions"
-        )
-    feasible = [result for result in worked if result.feasible] or worked
-    if goal == "quality" or not any(result.feasible for result in worked):
-        least = min(result.loss for result in feasible)
-        feasible = [result for result in feasible if result.loss <= least + _SAME_LOSS]
-    return min(feasible, key=lambda result: (result.cost, result.number))
+def _floor(config: TuneConfig, bench: Workbench, task: str) -> float:
+    """Return the points that a task may lose; of `default`, the least that any may."""
+    if task in bench.jobs:
+        return config.floor_of(task)
+    return min(config.floor_of(name) for name in bench.jobs)
 
 
 def _tune_of(output: Path) -> Mapping[str, Any]:
@@ -295,14 +344,17 @@ def _shortfall(made: Mapping[str, Any]) -> str | None:
             f"timed as a whole, a schedule takes {made['over_budget']:.3f} times its latency; "
             f"allow more --latency-ms"
         )
-    if made["quality_shown_to"] > made["max_loss"]:
-        short = made.get("short", {})
+    short = made.get("short", {})
+    if short:
+        floors = made["max_loss"]
+        least = min(floors.values())
+        allowed = "/".join(f"{floor:g}" for floor in dict.fromkeys(floors.values()))
         tasks = ", ".join(
             f"{name} {m:.2f} [{low}, {high}]" for name, (m, low, high) in short.items()
         )
-        more = any(low <= made["max_loss"] for _, low, _ in short.values())
+        more = any(low <= floors.get(name, least) for name, (_, low, _) in short.items())
         return (
-            f"a loss of {made['max_loss']:g} points or fewer was not shown on test prompts for "
+            f"a loss of {allowed} points or fewer was not shown on test prompts for "
             f"{tasks}; {'tune with more prompts (--mode), or ' if more else ''}"
             f"allow more --max-loss"
         )

@@ -155,6 +155,7 @@ class _Bench:
             {name: self.engines[name] for name in names},
             self.keys,
             names,
+            FULL_PRECISION.name,
             fixed,
             setting.windows,
             (shape.batch[1], shape.prompt[1]),

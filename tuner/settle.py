@@ -11,7 +11,7 @@ and takes more passes is charged for them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engines.build import digest_json
@@ -24,6 +24,7 @@ from tuner.choice import Choice
 from tuner.contest import Contest
 from tuner.costs import Reals
 from tuner.space import Candidate
+from tuner.trials import TrialResult
 
 # How often a schedule that misses its latency is chosen anew.
 _ROUNDS = 3
@@ -50,8 +51,20 @@ class Settled:
     over_budget: float | None = None
 
 
-def settle(contest: Contest, candidate: Candidate, choices: dict[str, Choice]) -> Settled:
-    """Return the choices, or others in their place, that meet the latency where any do."""
+def settle(
+    contest: Contest,
+    candidate: Candidate,
+    choices: dict[str, Choice],
+    tried: Sequence[TrialResult] = (),
+) -> Settled:
+    """Return the choices, or others in their place, that meet the latency where any do.
+
+    Args:
+        contest: Chooses and has the engines.
+        candidate: Whose setting the choices are of.
+        choices: Of each task and `default`.
+        tried: Trials of the search, whose schedules compete in a new choice too.
+    """
     if not contest.bench.config.has_latency:
         return Settled(choices)
     for turn in range(_ROUNDS):
@@ -63,17 +76,17 @@ def settle(contest: Contest, candidate: Candidate, choices: dict[str, Choice]) -
             contest.bench.say(said)
         else:
             contest.bench.say(f"{said}; choosing again")
-            contest, choices = _tightened(contest, candidate, over)
+            contest, choices = _tightened(contest, candidate, over, tried)
     return Settled(choices, contest.tighten, over)
 
 
 def _tightened(
-    contest: Contest, candidate: Candidate, over: float
+    contest: Contest, candidate: Candidate, over: float, tried: Sequence[TrialResult]
 ) -> tuple[Contest, dict[str, Choice]]:
     """Return choices under a latency smaller by a factor, or by as much as any schedule meets."""
     tighter = replace(contest, tighten=contest.tighten / over)
     try:
-        return tighter, tighter.choices(candidate)
+        return tighter, tighter.choices(candidate, tried)
     except BudgetError as error:
         least = error.nearest.get("latency_ms")
         budget = contest.budget(DEFAULT_TASK).latency_ms
@@ -81,7 +94,7 @@ def _tightened(
             raise
         # A little more than the least, which is the cheapest schedule's own latency.
         fits = replace(contest, tighten=contest.tighten * max(1.0001 * least / budget, 1.0 / over))
-        return fits, fits.choices(candidate)
+        return fits, fits.choices(candidate, tried)
 
 
 def overshoot(contest: Contest, candidate: Candidate, choices: Mapping[str, Choice]) -> float:

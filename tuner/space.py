@@ -112,7 +112,7 @@ class Candidate:
     @property
     def setting(self) -> Candidate:
         """The candidate with the default schedule: equal settings run the same engines."""
-        return self.changed(schedule=f"{SPEND}{SHARES[0]}")
+        return self.changed(precisions=ALL, schedule=f"{SPEND}{SHARES[0]}")
 
     @property
     def quantizer(self) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from engines.backend import Backend
 from engines.build import Cache, digest_json
-from engines.measure import measure, measure_switch
+from engines.machine import state
+from engines.measure import drift, measure, measure_switch, ratio
 from engines.model import ModelInfo
 from engines.precision import FULL_PRECISION
 from engines.schedule import SamplerConfig, fixed_steps_like
@@ -27,19 +28,25 @@ class Timing:
 
     Attributes:
         by_window: Of each precision in each window [W].
+        spread: Ends of the 95 % interval of each precision's pass, as shares of its median; of
+            the ratio to full precision in the same rounds, so the machine's drift is not in it.
         anchor_ms: Of full precision with the default options in the same rounds.
         switch_ms: Of a change of engine at a window's edge; 0 where not told from none.
+        drift: By what factor the machine was slower in these rounds than in the default's.
     """
 
     by_window: dict[str, list[float]]
+    spread: dict[str, tuple[float, float]]
     anchor_ms: float
     switch_ms: float
+    drift: float = 1.0
 
 
 def timed_passes(
     lanes: Mapping[str, Backend],
     keys: Mapping[str, str],
     switching: Sequence[str],
+    anchor: str,
     sampler: SamplerConfig,
     windows: int,
     shape: tuple[int, int],
@@ -50,12 +57,15 @@ def timed_passes(
 ) -> dict[str, Any]:
     """Return milliseconds of a pass of engines, measured in turns, or found in the cache.
 
-    Keys are `pass` {lane: ms}, `by_window` {lane: [ms] [W]} and `switch`, ms of a change.
+    Keys are `pass` {lane: ms}, `by_window` {lane: [ms] [W]}, `ratio` {lane: [median, low, high]}
+    to the anchor by round, `switch`, ms of a change, `drift` within the rounds, and `machine`, its
+    state before.
 
     Args:
         lanes: Engines by a name.
         keys: Digest of each one's content.
         switching: Names between which a switch is timed.
+        anchor: The lane that others are held against.
         sampler: Of fixed steps.
         windows: W.
         shape: Rows of the batch, and tokens of each prompt.
@@ -67,6 +77,7 @@ def timed_passes(
     asked = {
         "engines": [[name, keys[name]] for name in lanes],
         "switching": list(switching),
+        "anchor": anchor,
         "sampler": sampler.to_json(),
         "shape": [windows, *shape],
         "repeats": repeats,
@@ -75,14 +86,23 @@ def timed_passes(
     key = digest_json(asked)
     kept: dict[str, Any] | None = cache.get("passes", key)
     if kept is None:
+        before = state()
         where = (windows, *shape, model)
         found = measure(lanes, sampler, *where, repeats=repeats, seed=seed)
         others = {name: lanes[name] for name in switching}
         switch = measure_switch(others, sampler, *where, repeats=repeats, seed=seed)
+        held = found.of(anchor)
         kept = {
             "pass": {row.precision: row.latency_ms for row in found.rows},
             "by_window": {row.precision: list(row.by_window) for row in found.rows},
+            "ratio": {
+                row.precision: [each.median, each.low, each.high]
+                for row in found.rows
+                for each in (ratio(row, held, seed),)
+            },
             "switch": switch,
+            "drift": asdict(drift(held.rounds, seed)),
+            "machine": before,
         }
         cache.put("passes", key, kept)
     return kept
@@ -96,7 +116,7 @@ def time_candidate(shop: Workshop, candidate: Candidate, sampler: SamplerConfig)
 
     Args:
         shop: Has the engines.
-        candidate: What is timed.
+        candidate: What is timed; its schedule does not matter.
         sampler: By threshold, fixed steps of the same lengths are timed: a pass costs the same.
     """
     if shop.bench.simulated:
@@ -107,32 +127,38 @@ def time_candidate(shop: Workshop, candidate: Candidate, sampler: SamplerConfig)
     shape = shop.bench.export.shape
     lanes: dict[str, Backend] = dict(engines.fleet.engines)
     lanes[_ANCHOR] = anchor.engines[FULL_PRECISION.name]
-    repeats, seed = shop.bench.effort.repeats, shop.bench.config.seed
     kept = timed_passes(
         lanes,
         {**engines.fleet.keys, _ANCHOR: anchor.keys[FULL_PRECISION.name]},
         tuple(engines.fleet.engines),
+        _ANCHOR,
         fixed,
         candidate.windows,
         (shape.batch[1], shape.prompt[1]),
         engines.folder.model,
-        repeats,
-        seed,
+        shop.bench.effort.repeats,
+        shop.bench.config.seed,
         shop.bench.cache,
     )
     anchored = kept["pass"][_ANCHOR]
     first = anchored
-    if candidate != shop.default:
+    if candidate.setting != shop.default:
         reference = time_candidate(shop, shop.default, sampler)
         assert reference is not None, "simulated precisions are not timed"
         first = reference.anchor_ms
-    drift = anchored / first
+    drifted = anchored / first
     return Timing(
         by_window={
-            name: [value / drift for value in values]
+            name: [value / drifted for value in values]
             for name, values in kept["by_window"].items()
             if name != _ANCHOR
         },
+        spread={
+            name: (min(1.0, low / median), max(1.0, high / median))
+            for name, (median, low, high) in kept["ratio"].items()
+            if name != _ANCHOR
+        },
         anchor_ms=first,
-        switch_ms=kept["switch"] / drift,
+        switch_ms=kept["switch"] / drifted,
+        drift=drifted,
     )

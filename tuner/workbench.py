@@ -20,6 +20,8 @@ from calib_data.workload import (
 from engines.build import Cache, digest_json
 from engines.errors import InputError
 from engines.manifest import DEFAULT_TASK
+from engines.options import OrtOptions
+from engines.ort import environment
 from engines.precision import FULL_PRECISION, Precision, precision_from_name
 from engines.schedule import SamplerConfig, Schedule, fixed_steps_like, passes_by_window
 from engines.text import Tokenizer, tokenizer_from_file
@@ -47,23 +49,27 @@ class Workbench:
     Attributes:
         config: What was asked for.
         export: The base recipe's graphs.
+        exports: Of the same checkpoint, by how weights were rounded; `export` is the first.
         precisions: The candidates, most bits first; full precision is among them or only measured
             against.
         jobs: By the name of the task.
         tokenizer: The checkpoint's.
         cache: Engines, measurements and answers.
         say: Where a line of progress goes.
+        effort: What the mode spends.
         baselines: Schedules written by hand, by the name of their file and by task; None stands
             for every other task.
     """
 
     config: TuneConfig
     export: Export
+    exports: dict[str, Export]
     precisions: tuple[Precision, ...]
     jobs: dict[str, Job]
     tokenizer: Tokenizer
     cache: Cache
     say: Callable[[str], None]
+    effort: Effort
     baselines: Mapping[str, Mapping[str | None, Schedule]] = field(default_factory=dict)
 
     def baselines_of(self, task: str) -> dict[str, Schedule]:
@@ -76,9 +82,13 @@ class Workbench:
         }
 
     @property
-    def effort(self) -> Effort:
-        """What the mode spends."""
-        return self.config.effort
+    def device(self) -> str:
+        """What results are measured on, with a digest of it: only those of equals compete."""
+        found = {
+            **environment(OrtOptions(provider=self.config.target)),
+            "target": self.config.target,
+        }
+        return f"{found['device']}, {found['cores']} cores ({digest_json(found)[:8]})"
 
     @property
     def simulated(self) -> bool:
@@ -120,28 +130,43 @@ class Workbench:
         return tuple(dict.fromkeys((*self.precisions, full)))
 
 
-def prepare(config: TuneConfig, cache: Cache, say: Callable[[str], None]) -> Workbench:
+def prepare(
+    config: TuneConfig,
+    cache: Cache,
+    say: Callable[[str], None],
+    effort: Effort | None = None,
+) -> Workbench:
     """Return the workbench of a tune.
 
+    Args:
+        config: What is asked for.
+        cache: Engines, measurements and answers.
+        say: Where a line of progress goes.
+        effort: In place of what the mode spends.
+
     Raises:
-        InputError: The export is damaged, or a name or a prompt in the arguments is at fault.
+        InputError: An export is damaged, or a name or a prompt in the arguments is at fault.
     """
+    spent = effort or config.effort
     export = export_for(config.export, config.target)
+    exports = _exports(export, config)
     precisions = _candidates(config, export)
     tokenizer = tokenizer_from_file(export.tokenizer, export.model)
     asked = asked_tasks(config.tasks, config.graders, export, export.windows)
     jobs = {
-        name: _job(workload, sampler, config, export, tokenizer)
+        name: _job(workload, sampler, spent, config.seed, export, tokenizer)
         for name, (workload, sampler) in asked.items()
     }
     return Workbench(
         config,
         export,
+        exports,
         precisions,
         jobs,
         tokenizer,
         cache,
         say,
+        spent,
         _baselines(config, precisions, jobs, export.windows, say),
     )
 
@@ -190,6 +215,47 @@ def export_for(folder: Path, target: str) -> Export:
             f"with --target {target}"
         )
     return export
+
+
+def _exports(first: Export, config: TuneConfig) -> dict[str, Export]:
+    """Return the exports given, by quantizer: of one checkpoint, alike in all but the rounding.
+
+    Raises:
+        InputError: One is damaged, of another checkpoint, or rounded like one before it.
+    """
+    found = {first.recipe.quantizer: first}
+    for folder in config.others:
+        other = export_for(folder, config.target)
+        differs = [
+            name
+            for name, ours, theirs in (
+                ("model", first.model, other.model),
+                ("weights", _full_weights(first), _full_weights(other)),
+                ("tasks", first.tasks, other.tasks),
+                ("shape", first.shape, other.shape),
+                ("precisions", first.precisions, other.precisions),
+                ("windows", first.windows, other.windows),
+            )
+            if ours != theirs
+        ]
+        if differs:
+            raise InputError(
+                f"{str(folder)!r} differs from {str(first.folder)!r} in {', '.join(differs)}; "
+                f"give exports of one checkpoint that differ in --quantizer alone"
+            )
+        if other.recipe.quantizer in found:
+            raise InputError(
+                f"{str(folder)!r} is rounded by {other.recipe.quantizer} like an export before "
+                f"it; give each quantizer once"
+            )
+        found[other.recipe.quantizer] = other
+    return found
+
+
+def _full_weights(export: Export) -> dict[str, str]:
+    """Return the digest of each file that holds full precision's weights."""
+    graph = export.graphs[f"{FULL_PRECISION.name}.serve"]
+    return {path: export.files[path].sha256 for path in graph.weights}
 
 
 def _candidates(config: TuneConfig, export: Export) -> tuple[Precision, ...]:
@@ -312,11 +378,11 @@ def asked_tasks(
 def _job(
     workload: Workload,
     sampler: SamplerConfig,
-    config: TuneConfig,
+    effort: Effort,
+    seed: int,
     export: Export,
     tokenizer: Tokenizer,
 ) -> Job:
-    effort = config.effort
     splits: dict[str, tuple[Item, ...]] = {}
     counts: dict[Split, int] = {
         "calibration": effort.calibration,
@@ -324,7 +390,7 @@ def _job(
         "test": effort.test,
     }
     for split, count in counts.items():
-        splits[split] = items_of(workload, sampler, split, count, config.seed, export, tokenizer)
+        splits[split] = items_of(workload, sampler, split, count, seed, export, tokenizer)
     return Job(workload, sampler, splits["calibration"], splits["tuning"], splits["test"])
 
 

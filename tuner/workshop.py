@@ -2,12 +2,14 @@
 
     candidate -> recipe -> graphs (the export's own, or another folder) -> engines by precision
 
-Whatever was built before comes from the cache.  Of all candidates only the default's engines, the
-yardstick, stay loaded beside those asked for last, so a long search needs no more memory.
+Whatever was built before comes from the cache.  Engines belong to a setting: candidates that
+differ in their schedule share them.  Of all settings only the default's engines, the yardstick,
+stay loaded beside the two asked for last, so a long search needs no more memory.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -18,17 +20,18 @@ import numpy as np
 from engines.backend import Backend
 from engines.build import BuildLog, EngineSpec, digest_json, engine_key
 from engines.model import ModelInfo
-from engines.options import OrtOptions
+from engines.options import OrtOptions, own_options
 from engines.precision import FULL_PRECISION
-from engines.sampler import Request
+from engines.sampler import Pass, Request
 from engines.schedule import SamplerConfig, Schedule
 from engines.trace import Trace, record
 from exporter.calibrate import read_calibration
 from exporter.folder import CALIBRATION, Export, Recipe, read_export
+from exporter.parity import states_from_requests
 from exporter.requantize import requantize
 from tuner.evaluate import EVALUATION_BATCH, Fleet, Item
 from tuner.ranking import rank_blocks
-from tuner.space import Candidate
+from tuner.space import Candidate, candidate_of
 from tuner.workbench import Workbench
 
 # Prompts of each task on whose traces the blocks are ranked.
@@ -72,13 +75,16 @@ class Workshop:
     @property
     def default(self) -> Candidate:
         """The export's own recipe with the default options."""
-        return Candidate(
-            windows=self.bench.export.windows,
-            clip=self.bench.export.recipe.clip,
-            keep=0,
-            scales="shared",
-            threads=OrtOptions.threads,
-            optimization=OrtOptions.graph_optimization,
+        recipe = self.bench.export.recipe
+        return candidate_of(
+            {
+                "quantizer": recipe.quantizer,
+                "windows": recipe.windows,
+                "clip": recipe.clip,
+                "keep": 0,
+                "scales": "shared",
+            },
+            own_options(self.bench.config.target),
         )
 
     @property
@@ -92,28 +98,27 @@ class Workshop:
         Raises:
             BackendError: One cannot be built or loaded.
         """
-        if candidate not in self._loaded:
-            folder = self._folder(candidate)
-            for other in set(self._loaded) - {self.default}:
+        setting = candidate.setting
+        if setting in self._loaded:
+            self._loaded[setting] = self._loaded.pop(setting)  # asked for last
+        else:
+            folder = self._folder(setting)
+            for other in [each for each in self._loaded if each != self.default][:-1]:
                 del self._loaded[other]
             names = {each.name for each in self.bench.precisions} | {FULL_PRECISION.name}
-            options = OrtOptions(
-                provider=self.bench.config.target,
-                threads=candidate.threads,
-                graph_optimization=candidate.optimization,
-            )
+            options = OrtOptions(provider=self.bench.config.target, **setting.options)  # type: ignore[arg-type]
             loaded: dict[str, Backend] = {}
             built: dict[str, Mapping[str, int]] = {}
             keys: dict[str, str] = {}
             graphs: dict[str, str] = {}
             for name in sorted(names):
-                graphs[name], spec = engine_spec(folder, name, candidate.scales, options)
+                graphs[name], spec = engine_spec(folder, name, setting.scales, options)
                 keys[name] = engine_key(spec)
                 engine = self.bench.cache.engine(spec, self.built)
                 loaded[name], built[name] = engine, engine.built
             fleet = Fleet(loaded, keys, folder.model)
-            self._loaded[candidate] = Engines(folder, fleet, graphs, built, options)
-        return self._loaded[candidate]
+            self._loaded[setting] = Engines(folder, fleet, graphs, built, options)
+        return self._loaded[setting]
 
     @cached_property
     def traces(self) -> dict[str, list[Trace]]:
@@ -125,9 +130,33 @@ class Workshop:
             for name, job in self.bench.jobs.items()
         }
 
+    def few_states(self, prompts: int) -> list[Pass]:
+        """Return every pass of full precision's denoising of each task's first prompts."""
+        fleet = self.engines(self.default).fleet
+        full = fleet.engines[FULL_PRECISION.name]
+        uniform = Schedule.uniform(FULL_PRECISION.name, 1)
+        states: list[Pass] = []
+        for job in self.bench.jobs.values():
+            requests = [
+                Request(prompt=item.ids, sampler=job.sampler, schedule=uniform)
+                for item in job.calibration[:prompts]
+            ]
+            states += states_from_requests(requests, full, fleet.model)
+        return states
+
+    def tidy(self, candidate: Candidate) -> None:
+        """Remove the graphs of every recipe but a candidate's; they can be made again."""
+        kept = self._folder(candidate).folder
+        for folder in (self.work / "recipes").glob("*"):
+            if folder != kept:
+                shutil.rmtree(folder)
+
     @cached_property
     def _block_ranks(self) -> tuple[int, ...]:
-        """Blocks of the denoiser, the one whose quantization diverges most first."""
+        """Blocks of the denoiser, the one whose quantization diverges most first.
+
+        They are ranked once, on the first export: rounding differs less than blocks do.
+        """
         options = OrtOptions(provider=self.bench.config.target)
         name = self.bench.precisions[-1].name  # of fewest bits
 
@@ -139,7 +168,7 @@ class Workshop:
         return rank_blocks(self.blocks, self.bench.export.recipe, engine_of, few)
 
     def _folder(self, candidate: Candidate) -> Export:
-        base = self.bench.export.recipe
+        base = self.bench.exports[candidate.quantizer].recipe
         ranks = self._block_ranks if candidate.keep else ()
         more = [block for block in ranks if block not in base.keep][: candidate.keep]
         keep = tuple(sorted((*base.keep, *more)))
@@ -149,7 +178,7 @@ class Workshop:
 
     def _folder_of(self, recipe: Recipe) -> Export:
         """Return the export of a recipe, made beside the others where it is not there."""
-        base = self.bench.export
+        base = self.bench.exports[recipe.quantizer]
         if recipe == base.recipe:
             return base
         name = digest_json({"recipe": asdict(recipe), "source": base.request})[:16]
