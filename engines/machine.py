@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -33,11 +34,56 @@ def has_vnni() -> bool:
     return bool(words & {"avx512_vnni", "avx_vnni", "avx_vnni_int8", "asimddp"})
 
 
-def _cpu_name() -> str:
+# Load of a usable core above which a machine is not idle.
+_IDLE = 0.5
+
+
+def state() -> dict[str, float]:
+    """Return what latencies depend on at this moment, as far as it can be read.
+
+    Keys are `load`, the last minute's runnable tasks for each usable core; `mhz_mean`, `mhz_min`
+    and `mhz_max` of the cores; `available_mib` of memory; `throttled`, how often the cores were
+    slowed for heat since the system started.
+    """
+    found = {"load": os.getloadavg()[0] / usable_cores()}
+    clocks = [
+        float(line.split(":", 1)[1])
+        for line in _lines(Path("/proc/cpuinfo"))
+        if line.startswith("cpu MHz")
+    ]
+    if clocks:
+        found |= {"mhz_mean": sum(clocks) / len(clocks)}
+        found |= {"mhz_min": min(clocks), "mhz_max": max(clocks)}
+    for line in _lines(Path("/proc/meminfo")):
+        if line.startswith("MemAvailable"):
+            found["available_mib"] = float(line.split()[1]) / 1024.0
+    cores = Path("/sys/devices/system/cpu").glob("cpu[0-9]*/thermal_throttle/core_throttle_count")
+    counts = [float(line) for file in cores for line in _lines(file)]
+    if counts:
+        found["throttled"] = sum(counts)
+    return found
+
+
+def busy(found: Mapping[str, float]) -> str | None:
+    """Return a warning where a machine in a `state` is not idle, else None."""
+    if found["load"] <= _IDLE:
+        return None
+    return (
+        f"the machine is not idle: {found['load']:.1f} tasks for each core in the last minute; "
+        f"latencies will be noisy"
+    )
+
+
+def _lines(file: Path) -> list[str]:
+    """Return the lines of a file; none where it cannot be read."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
+        return file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeError):
+        return []
+
+
+def _cpu_name() -> str:
+    lines = _lines(Path("/proc/cpuinfo"))
     return _after_colon(lines, "model name") or platform.processor() or "unknown processor"
 
 

@@ -8,6 +8,7 @@ not passes, because passes of one generation are not independent.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from engines.sampler import Pass, Request, generate
 from engines.schedule import THRESHOLD, SamplerConfig, Schedule, window_of
 
 RESAMPLES = 1000
+
+# A machine drifts when the last third of its rounds differs from the first by more than this.
+DRIFTS = 0.02
 Times = NDArray[np.float64]
 
 
@@ -55,6 +59,60 @@ class Latency:
     by_window: tuple[float, ...]
     n: int
     rounds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """How much slower the last third of some rounds was than the first third.
+
+    Attributes:
+        ratio: Of the medians.
+        low: Lower end of its 95 % interval.
+        high: Upper end.
+        found: Whether the interval lies beyond `DRIFTS` of 1.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    found: bool
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Sequences that one set of engines runs in turns with others.
+
+    Attributes:
+        label: Its name.
+        engines: By the name of their precision.
+        sequences: Schedules, each with its sampler of fixed steps.
+    """
+
+    label: str
+    engines: Mapping[str, Backend]
+    sequences: tuple[tuple[Schedule, SamplerConfig], ...]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Milliseconds of all sequences of each lane, by round.
+
+    Attributes:
+        rounds: By label [R].
+        seed: Of the bootstrap.
+    """
+
+    rounds: Mapping[str, Times]
+    seed: int
+
+    def of(self, label: str) -> Interval:
+        """Return the milliseconds of a lane's sequences together."""
+        return bootstrap_median(self.rounds[label][:, None], np.random.default_rng(self.seed))
+
+    def ratio(self, one: str, other: str) -> Interval:
+        """Return a lane's time over another's, paired by round."""
+        paired = self.rounds[one] / self.rounds[other]
+        return bootstrap_median(paired[:, None], np.random.default_rng(self.seed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +172,7 @@ def measure(
         _requests(sampler, Schedule.uniform(name, windows), batch, prompt_length, model, seed)
         for name in names
     ]
-    times = _in_turns(runs, backends, model, repeats, warmup, clock)
+    times = _in_turns([(run, backends) for run in runs], model, repeats, warmup, clock)
     rows = []
     for name, sample in zip(names, times, strict=True):
         found = bootstrap_median(sample, rng)
@@ -176,7 +234,7 @@ def measure_schedules(
         _requests(sampler, schedule, batch, prompt_length, model, seed)
         for schedule, sampler in schedules.values()
     ]
-    times = _in_turns(runs, backends, model, repeats, warmup, clock)
+    times = _in_turns([(run, backends) for run in runs], model, repeats, warmup, clock)
     return {
         label: bootstrap_median((sample * count).sum(axis=1, keepdims=True), rng)
         for label, sample, count in zip(schedules, times, counts, strict=True)
@@ -215,7 +273,9 @@ def measure_switch(
         Schedule(taking_turns),
     )
     prompts = [_requests(sampler, s, batch, prompt_length, model, seed) for s in schedules]
-    first, second, mixed = _in_turns(prompts, backends, model, repeats, warmup, clock)
+    first, second, mixed = _in_turns(
+        [(run, backends) for run in prompts], model, repeats, warmup, clock
+    )
     where = _windows_of_passes(sampler, windows)
     switches = int((np.diff(where % 2) != 0).sum())
     if switches == 0:
@@ -223,6 +283,62 @@ def measure_switch(
     expected = np.where(where % 2 == 0, first, second).sum(axis=1)
     cost = bootstrap_median((mixed.sum(axis=1) - expected)[:, None] / switches, rng)
     return cost.median if cost.low > 0.0 else 0.0
+
+
+def compare_schedules(
+    lanes: Sequence[Lane],
+    batch: int,
+    prompt_length: int,
+    model: ModelInfo,
+    repeats: int = 20,
+    clock: Callable[[], float] = time.perf_counter,
+    seed: int = 0,
+    warmup: int = 1,
+) -> Compared:
+    """Return the wall time of whole sequences of several sets of engines, measured in turns.
+
+    Unlike in `measure_schedules` each lane has engines of its own, under the same names.
+
+    Args and errors as `measure_schedules`.
+    """
+    _check(batch=batch, repeats=repeats)
+    runs = [
+        (_requests(sampler, schedule, batch, prompt_length, model, seed), lane.engines)
+        for lane in lanes
+        for schedule, sampler in lane.sequences
+    ]
+    times = iter(_in_turns(runs, model, repeats, warmup, clock))
+    return Compared(
+        {
+            lane.label: np.sum([next(times).sum(axis=1) for _ in lane.sequences], axis=0)
+            for lane in lanes
+        },
+        seed,
+    )
+
+
+def told_apart(found: Interval) -> bool:
+    """Return whether a ratio is told from 1; what is not told apart is a tie."""
+    return found.high < 1.0 or found.low > 1.0
+
+
+def drift(rounds: Sequence[float], seed: int = 0) -> Drift:
+    """Return how a machine's speed changed over rounds of the same work.
+
+    Args:
+        rounds: Time of each round, in their order [R].
+        seed: Of the bootstrap.
+    """
+    times, third = np.asarray(rounds, np.float64), len(rounds) // 3
+    if third < 2:  # too few rounds to tell
+        return Drift(1.0, 0.0, math.inf, False)
+    rng = np.random.default_rng(seed)
+    first, last = times[:third], times[-third:]
+    picked = [part[rng.integers(0, third, (RESAMPLES, third))] for part in (last, first)]
+    ratios = np.median(picked[0], axis=1) / np.median(picked[1], axis=1)
+    low, high = (float(end) for end in np.quantile(ratios, (0.025, 0.975)))
+    found = low > 1.0 + DRIFTS or high < 1.0 - DRIFTS
+    return Drift(float(np.median(last) / np.median(first)), low, high, found)
 
 
 def ratio(one: Latency, other: Latency, seed: int = 0) -> Interval:
@@ -250,23 +366,36 @@ def bootstrap_median(sample: Times, rng: np.random.Generator) -> Interval:
 
 
 def _in_turns(
-    runs: Sequence[Sequence[Request]],
-    backends: Mapping[str, Backend],
+    runs: Sequence[tuple[Sequence[Request], Mapping[str, Backend]]],
     model: ModelInfo,
     repeats: int,
     warmup: int,
     clock: Callable[[], float],
 ) -> list[Times]:
-    """Return the milliseconds of each pass of each run [R, T]; the order rotates by round."""
-    for run in runs:
+    """Return the milliseconds of each pass of each run [R, T], its engines beside it."""
+    for run, backends in runs:
         for _ in range(warmup):
             generate(run, backends, model)
-    times = [np.zeros((repeats, run[0].sampler.steps)) for run in runs]
+    times = [np.zeros((repeats, run[0].sampler.steps)) for run, _ in runs]
+    orders = balanced_orders(len(runs))
     for turn in range(repeats):
-        for place in range(len(runs)):
-            index = (turn + place) % len(runs)
-            times[index][turn] = _pass_times(runs[index], backends, model, clock)
+        for index in orders[turn % len(orders)]:
+            run, backends = runs[index]
+            times[index][turn] = _pass_times(run, backends, model, clock)
     return times
+
+
+def balanced_orders(count: int) -> list[list[int]]:
+    """Return the rounds of a Williams design: no place and no predecessor favours anyone.
+
+    Over all of them each of `count` has each place equally often, and follows each other one
+    equally often.  Source: E. J. Williams, 1949.
+    """
+    zigzag = [(place + 1) // 2 if place % 2 else -(place // 2) for place in range(count)]
+    orders = [[(each + shift) % count for each in zigzag] for shift in range(count)]
+    if count % 2:
+        orders += [order[::-1] for order in orders]
+    return orders
 
 
 def _pass_times(

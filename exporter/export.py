@@ -26,6 +26,7 @@ from engines.text import tokenizer_from_file
 from exporter.calibrate import Calibration, calibrate
 from exporter.folder import (
     CALIBRATION,
+    REFERENCE,
     TOKENIZER,
     WEIGHTS,
     Export,
@@ -37,6 +38,7 @@ from exporter.folder import (
 from exporter.gptq import rounding_from_hessians
 from exporter.parity import GATE, check_parity, compare, engine_of, states_from_requests
 from exporter.quantize import Rounding, round_to_nearest
+from exporter.reference import reference_of, write_reference
 from exporter.requantize import Say, environment, finish, requantize, sha256_of
 from exporter.requests import (
     Settings,
@@ -186,6 +188,7 @@ def export(config: ExportConfig, say: Say = lambda text: None) -> Path:
             f"at {parity.agreement:.2%} of {parity.positions} positions"
         )
         check_parity(parity)
+        write_reference(reference_of(states, reference, model.vocab), folder / REFERENCE)
         made = replace(made, parity={"fp32": parity.to_json(), "gate": GATE})
         finish(made, states, say)
     return config.out

@@ -33,6 +33,7 @@ from engines.schedule import SamplerConfig
 
 FORMAT = "cadenza-export/1"
 EXPORT, CALIBRATION = "export.json", "calibration.json"
+REFERENCE = "reference.safetensors"
 WEIGHTS, TOKENIZER = "weights", "tokenizer"
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.backend import Backend, Floats
+from engines.backend import Backend, Floats, Ids, Mask
 from engines.errors import BackendError
 from engines.model import ModelInfo
 from engines.options import OrtOptions
@@ -27,6 +28,30 @@ GATE = 1e-4
 
 # States that each graph is run on.
 _SMOKE_STATES = 4
+
+
+class State(Protocol):
+    """What an engine is given in a pass: a `Pass`, or one that was kept."""
+
+    @property
+    def ids(self) -> Ids:
+        """The canvas [B, L]."""
+
+    @property
+    def mask(self) -> Mask:
+        """True where a token is attended to [B, L]."""
+
+    @property
+    def positions(self) -> Ids:
+        """Where logits are wanted [B, M]."""
+
+    @property
+    def progress(self) -> Floats:
+        """Fraction of the answer decided [B]."""
+
+    @property
+    def step(self) -> int:
+        """For messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +91,7 @@ def states_from_requests(
 
 
 def compare(
-    states: Sequence[Pass], reference: Backend, candidate: Backend, mask_id: int
+    states: Sequence[State], reference: Backend, candidate: Backend, mask_id: int
 ) -> Parity:
     """Return how a candidate's logits compare with the reference's on the same states.
 
@@ -102,8 +127,18 @@ def compare(
     )
 
 
-def check_parity(parity: Parity, gate: float = GATE) -> None:
+def check_parity(
+    parity: Parity,
+    gate: float = GATE,
+    mend: str = "nothing was exported, report this with the versions of torch, onnx and "
+    "onnxruntime",
+) -> None:
     """Let pass what floating point explains.
+
+    Args:
+        parity: How an engine compares with the framework.
+        gate: Largest difference of a logit, as a share of the largest logit.
+        mend: Ends the message.
 
     Raises:
         BackendError: The graph does not compute what the framework does.
@@ -112,8 +147,7 @@ def check_parity(parity: Parity, gate: float = GATE) -> None:
         raise BackendError(
             f"the graph differs from the framework by {parity.max_error:.3g} where the largest "
             f"logit is {parity.largest:.3g} (gate {gate:g} of it), and predicts the same token at "
-            f"{parity.agreement:.2%} of {parity.positions} positions; nothing was exported, "
-            f"report this with the versions of torch, onnx and onnxruntime"
+            f"{parity.agreement:.2%} of {parity.positions} positions; {mend}"
         )
 
 

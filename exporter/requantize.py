@@ -27,6 +27,7 @@ from exporter.calibrate import read_calibration
 from exporter.folder import (
     CALIBRATION,
     EXPORT,
+    REFERENCE,
     TOKENIZER,
     WEIGHTS,
     Export,
@@ -88,7 +89,7 @@ def requantize(source: Path, out: Path, recipe: Recipe, say: Say = lambda text: 
         for path in full.weights:
             place_file(source / path, folder / path)
         for path in before.files:
-            if path.startswith(f"{TOKENIZER}/") or path == CALIBRATION:
+            if path.startswith(f"{TOKENIZER}/") or path in (CALIBRATION, REFERENCE):
                 place_file(source / path, folder / path)
         tensors = {
             name: stored

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engines.child import Child, ChildError
-
 from engines.build import Cache
 from engines.bundle import Bundle, check_output, is_bundle, read_bundle
+from engines.child import Child, ChildError
 from engines.errors import BudgetError, BundleError
 from engines.files import digest_file
 from engines.options import SAYS, option_choices

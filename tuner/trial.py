@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -62,7 +62,7 @@ def run_trial(
     began, before = time.monotonic(), state()
 
     def out(
-        error: BackendError | BudgetError, distances: dict[str, dict[str, float]]
+        error: BackendError | BudgetError, distances: dict[str, dict[str, float | None]]
     ) -> TrialResult:
         return TrialResult(
             number=number,
@@ -77,7 +77,7 @@ def run_trial(
             nearest=error.nearest if isinstance(error, BudgetError) else None,
         )
 
-    distances: dict[str, dict[str, float]] = {}
+    distances: dict[str, dict[str, float | None]] = {}
     try:
         distances = look(contest, candidate)
         reason = refused(distances, dict(contest.bench.config.gates))
@@ -114,7 +114,7 @@ def run_trial(
     return result
 
 
-def look(contest: Contest, candidate: Candidate) -> dict[str, dict[str, float]]:
+def look(contest: Contest, candidate: Candidate) -> dict[str, dict[str, float | None]]:
     """Return the distances of each quantized precision's logits from full precision's.
 
     Kept in the cache: candidates with the same engines are looked at once.
@@ -131,7 +131,7 @@ def look(contest: Contest, candidate: Candidate) -> dict[str, dict[str, float]]:
         ],
     }
     key = digest_json(asked)
-    kept: dict[str, dict[str, float]] | None = bench.cache.get("look", key)
+    kept: dict[str, dict[str, float | None]] | None = bench.cache.get("look", key)
     if kept is None:
         found = first_look(
             contest.shop.few_states(_LOOKED_AT),
@@ -139,9 +139,8 @@ def look(contest: Contest, candidate: Candidate) -> dict[str, dict[str, float]]:
             {name: engines.fleet.engines[name] for name in names},
             bench.export.model.mask_id,
         )
-        kept = {name: asdict(each) for name, each in found.items()}
-        if all(np.isfinite(list(each.values())).all() for each in kept.values()):
-            bench.cache.put("look", key, kept)
+        kept = {name: each.to_json() for name, each in found.items()}
+        bench.cache.put("look", key, kept)
     contest.step("first look")
     return kept
 

@@ -33,7 +33,7 @@ class TrialResult:
         violations: By how much each constraint is missed, at most 0 where it is met.
         tasks: What each task came to: schedule, predictions, loss, agreement, reason.
         distances: Of each precision's logits from full precision's, a first look:
-            {precision: {l0, l1, l2, lInf, cos}}.
+            {precision: {l0, l1, l2, lInf, cos}}; None where it is infinite.
         device: What it was measured on; only results of equal devices compete.
         machine: Load and clocks while it was measured.
         seconds: Spent on it: `build`, `measure`, `evaluate`, `all`.
@@ -53,7 +53,7 @@ class TrialResult:
     memory_mib: float = 0.0
     violations: dict[str, float] = field(default_factory=dict)
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
-    distances: dict[str, dict[str, float]] = field(default_factory=dict)
+    distances: dict[str, dict[str, float | None]] = field(default_factory=dict)
     device: str = ""
     machine: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)

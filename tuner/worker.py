@@ -67,7 +67,7 @@ def serve(given: Mapping[str, Any]) -> Callable[[Any, Callable[[str], None]], An
             full = shop.engines(shop.default).fleet.engines[FULL_PRECISION.name]
             found = check_baseline(bench.export, full)
             return {
-                "baseline": None if found is None else asdict(found),
+                "baseline": None if found is None else found.to_json(),
                 "full": full_precision(contest),
             }
         if request["do"] != "trial":
