@@ -11,6 +11,7 @@ from pathlib import Path
 from engines.errors import InputError
 from tuner.gain import PROXIES
 from tuner.sensitivity import INFLUENCES, Influence
+from tuner.space import Value
 
 OBJECTIVES = ("latency", "quality", "memory")
 
@@ -71,6 +72,12 @@ class TuneConfig:
         proxy: By which windows are scored; see `tuner.gain`.
         storage: URL of a database for the study, or None.
         baselines: Files of schedules written by hand, which compete and are judged too.
+        max_losses: Points that a task of that name may lose, in place of `max_loss`.
+        gates: Largest distance, by its name, that a candidate's logits may have from full
+            precision's at a first look.
+        space: Choices of knobs in place of the built-in ones, by the knob's name.
+        child_limit_s: Seconds that a build, a measurement or an evaluation may say nothing.
+        cache_limit_mib: What the cache may hold when the tune ends, or None.
     """
 
     export: Path
@@ -94,6 +101,11 @@ class TuneConfig:
     proxy: str = PROXIES[0]
     storage: str | None = None
     baselines: tuple[Path, ...] = ()
+    max_losses: tuple[tuple[str, float], ...] = ()
+    gates: tuple[tuple[str, float], ...] = (("cos", 0.5),)
+    space: tuple[tuple[str, tuple[Value, ...]], ...] = ()
+    child_limit_s: float = 1800.0
+    cache_limit_mib: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("mean_bits", "latency_ms", "latency_share", "memory_mib", "timeout_s"):
@@ -135,7 +147,7 @@ class TuneConfig:
 
     def floor_of(self, task: str) -> float:
         """Return the points that a task may lose."""
-        return self.max_loss
+        return dict(self.max_losses).get(task, self.max_loss)
 
     @property
     def budgeted(self) -> bool:

@@ -165,7 +165,7 @@ def _predicted(result: TrialResult, near: Candidate, fit: _Fit) -> list[float]:
         # An option changes the cost alone, so nothing else is hoped of it.
         point -= hope * (fit.effects[new] != 0.0) if fit.counts[new] else hope
     point[1] = max(point[1], 0.0)
-    return point.tolist()
+    return [float(value) for value in point]
 
 
 def _volume_gained(known: Reals, predicted: Reals, seed: int) -> Reals:

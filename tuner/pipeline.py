@@ -33,11 +33,12 @@ from tuner.gate import baseline_said
 from tuner.judge import judge
 from tuner.profile_report import indistinct
 from tuner.report import Verdict, verdict_json
-from tuner.search import open_study, search
+from tuner.search import search
 from tuner.search_file import SEARCH, contrast, described
 from tuner.settle import Settled, settle
 from tuner.ship import ship
 from tuner.space import Candidate, Knob, knobs, size
+from tuner.study import open_study
 from tuner.trials import TrialLog, TrialResult
 from tuner.workbench import Workbench, prepare
 from tuner.worker import SERVE, given_to

@@ -1,183 +1,203 @@
-"""The search over candidates; the only file that knows Optuna.
+"""The search over candidates: a loop of choose, evaluate and tell.
 
-An ask-and-tell loop with two objectives, cost and loss, and constraints.  Finished trials of the
-log are told first, so a killed search goes on where it was.  The sampler is seeded anew for each
-trial from (seed, number of finished trials): resumed or not, the same walk.  A candidate is never
-evaluated twice, and the search stops when the space is spent.
+Three objectives are to be made small, cost, loss and memory, within constraints.  The log of
+trials is the truth, and every choice is a function of (seed, finished trials): resumed or not, the
+same walk.  A candidate is never evaluated twice, and the search stops when the space is spent.
+
+Ours, `tpe`, begins with the exact program's schedules and their neighbours, then lets
+`tuner.guide` and Optuna's tree-structured Parzen estimator take turns.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
-import random
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import warnings
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import optuna
-from optuna.storages.journal import JournalFileBackend
-from sqlalchemy.exc import SQLAlchemyError
+from optuna.trial import TrialState
 
-from engines.errors import InputError
-from tuner.space import Candidate, Knob, first_candidates
+from tuner.guide import guided
+from tuner.space import Candidate, Knob, first_candidates, offers
+from tuner.strategies import STRATEGIES, drawn, proposed
+from tuner.study import (
+    Study,
+    as_trial,
+    beating,
+    claimed,
+    created,
+    distributions,
+    hand_in,
+    publish,
+    reached,
+    values_of,
+)
 from tuner.trials import TrialLog, TrialResult
 
-STRATEGIES = ("tpe", "random")
+# Seconds between two looks at what others do, when nothing is left but what they run.
+_WAIT_S = 1.0
 
-# What a failed candidate is told to the sampler as, so that it keeps away from its like.
-FAILED_COST = 1e12
+# Of the trials after the first ones, one in so many is Optuna's own.
+_TURN = 3
 
-
-def open_study(folder: Path, storage: str | None, name: str = "cadenza") -> optuna.Study:
-    """Return the study of a tune folder.
-
-    Without a storage it is made anew beside the log, which is the truth; `search` fills it.
-
-    Args:
-        folder: Where the study's journal lies when no storage is given.
-        storage: URL of a database that Optuna knows, or None.
-        name: Of the study; a database holds those of many commands.
-
-    Raises:
-        InputError: The database cannot be used.
-    """
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    where: optuna.storages.BaseStorage | str
-    if storage is None:
-        file = folder / "study.journal"
-        file.unlink(missing_ok=True)
-        journal = JournalFileBackend(str(file))
-        where = optuna.storages.JournalStorage(journal)
-    else:
-        where = storage
-    try:
-        return optuna.create_study(
-            study_name=name,
-            storage=where,
-            directions=["minimize", "minimize"],
-            load_if_exists=True,
-        )
-    except (SQLAlchemyError, ImportError, ValueError) as error:
-        if storage is None:
-            raise
-        why = str(error).partition("\n")[0].rstrip(".")
-        raise InputError(
-            f"the storage {storage!r} cannot be used: {why}; give the URL of a database, for "
-            f"instance sqlite:///study.db, and install what it needs"
-        ) from error
+Evaluate = Callable[[Candidate, int, Sequence[TrialResult]], TrialResult]
 
 
 def search(
     space: Sequence[Knob],
-    evaluate: Callable[[Candidate, int], TrialResult],
+    evaluate: Evaluate,
     log: TrialLog,
-    study: optuna.Study,
+    study: Study,
     trials: int,
     seed: int,
     strategy: str = "tpe",
     deadline: float | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[TrialResult]:
-    """Return all finished trials of the folder, the ones found in the log included.
+    """Return all finished trials, those found in the log and other workers' included.
 
     Args:
         space: The knobs.
-        evaluate: (candidate, trial number) to its result.
-        log: Where finished trials are.
+        evaluate: (candidate, trial number, finished trials) to its result.
+        log: Where this folder's finished trials are.
         study: Told of every finished trial once.
-        trials: Finished trials to reach.
+        trials: Finished trials to reach, of all workers together.
         seed: Of the walk.
-        strategy: "tpe" or "random".
+        strategy: One of STRATEGIES.
         deadline: Time of `clock` after which no trial starts; the first one always runs.
         clock: Seconds.
 
     Raises:
+        CadenzaError: The storage went away; what is finished is in the log.
         ValueError: Unknown strategy.
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy is one of {', '.join(STRATEGIES)}, got {strategy!r}")
-    finished = log.read()
-    told = {trial.user_attrs.get("number") for trial in study.get_trials(deepcopy=False)}
-    for result in finished:
-        if result.number not in told and _inside(space, result.candidate):
-            study.add_trial(_as_trial(space, result))
-    done = {result.candidate for result in finished}
-    while len(finished) < trials:
-        if deadline is not None and finished and clock() >= deadline:
-            break
-        candidate = _next_candidate(space, study, done, seed, len(finished), strategy)
-        if candidate is None:
-            break
-        result = evaluate(candidate, len(finished))
-        log.append(result)
-        study.add_trial(_as_trial(space, result))
-        finished.append(result)
-        done.add(candidate)
-    return finished
-
-
-def _next_candidate(
-    space: Sequence[Knob],
-    study: optuna.Study,
-    done: set[Candidate],
-    seed: int,
-    count: int,
-    strategy: str,
-) -> Candidate | None:
-    """Return a candidate that was not evaluated yet, or None when the space is spent."""
-    for candidate in first_candidates(space):
-        if candidate not in done:
-            return candidate
-    left = [
-        candidate
-        for values in itertools.product(*(knob.choices for knob in space))
-        if (
-            candidate := Candidate.from_values(
-                dict(zip((knob.name for knob in space), values, strict=True))
+    mine = log.read()
+    with reached():
+        publish(study, space, mine)
+        told: set[int] = set()
+        while True:
+            finished = sorted((*mine, *study.elsewhere()), key=lambda result: result.number)
+            for result in finished:
+                if result.number not in told:
+                    told.add(result.number)
+                    if offers(space, result.candidate):
+                        study.own.add_trial(as_trial(space, result))
+            if len(finished) >= trials:
+                return finished
+            if deadline is not None and finished and clock() >= deadline:
+                return finished
+            found = claimed(
+                space, study, finished, partial(_next, space, study, finished, seed, strategy)
             )
-        )
-        not in done
-    ]
-    if not left:
-        return None
-    trial_seed = int.from_bytes(hashlib.sha256(f"{seed}/{count}".encode()).digest()[:4], "big")
-    if strategy == "random":
-        return random.Random(trial_seed).choice(left)
-    study.sampler = optuna.samplers.TPESampler(seed=trial_seed, n_startup_trials=3)
-    trial = study.ask(_distributions(space))
-    asked = Candidate.from_values(trial.params)
-    # The answer goes to the study as a trial of its own, so this question is closed.
-    study.tell(trial, state=optuna.trial.TrialState.FAIL)
-    if asked not in done:
-        return asked
-    # The sampler repeats itself in small spaces: take the nearest candidate that is left.
-    values = asked.values()
-    return min(left, key=lambda each: (sum(each.values()[k] != values[k] for k in values), each))
+            if found is None:
+                if not study.trials(TrialState.RUNNING):
+                    return finished
+                time.sleep(_WAIT_S)  # what others run may be left for us
+                continue
+            candidate, claim = found
+            with beating(study, claim):
+                number = len(finished) if claim is None else claim.number
+                result = evaluate(candidate, number, finished)
+            log.append(result)
+            mine.append(result)
+            if claim is not None and study.shared is not None:
+                hand_in(study, claim, result)
 
 
-def _inside(space: Sequence[Knob], candidate: Candidate) -> bool:
-    """Return whether the knobs offer a candidate; those of a machine with more cores may not."""
-    values = candidate.values()
-    return all(values[knob.name] in knob.choices for knob in space)
+def importance(
+    space: Sequence[Knob], results: Sequence[TrialResult]
+) -> dict[str, dict[str, float]]:
+    """Return how much of each objective's variance each knob explains, by objective; 0 to 1.
+
+    By Optuna's PED-ANOVA.  {} where it cannot be told: too few trials, or all alike.
+
+    Args:
+        space: The knobs.
+        results: Finished trials; those that failed or that the space does not offer are left out.
+    """
+    known = [each for each in results if each.failed is None and offers(space, each.candidate)]
+    if len(known) < 4:
+        return {}
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = created(optuna.storages.InMemoryStorage(), "importance")
+    for result in known:
+        study.add_trial(as_trial(space, result))
+    found: dict[str, dict[str, float]] = {}
+    for index, objective in enumerate(("cost", "loss", "memory")):
+        values = [values_of(result)[index] for result in known]
+        if max(values) - min(values) <= 1e-12 * max(1.0, abs(max(values))):
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+            try:
+                shares = optuna.importance.get_param_importances(
+                    study,
+                    evaluator=evaluator,
+                    params=[knob.name for knob in space if len(knob.choices) > 1],
+                    target=partial(_objective, index),
+                )
+            except (ValueError, RuntimeError):
+                continue  # too few trials, or all alike
+        found[objective] = {name: float(share) for name, share in shares.items()}
+    return found
 
 
-def _distributions(
+def _next(
     space: Sequence[Knob],
-) -> dict[str, optuna.distributions.BaseDistribution]:
-    return {
-        knob.name: optuna.distributions.CategoricalDistribution(knob.choices) for knob in space
-    }
+    study: Study,
+    finished: Sequence[TrialResult],
+    run_seed: int,
+    strategy: str,
+    taken: Collection[Candidate],
+) -> Candidate | None:
+    """Return the candidate that a strategy tries next, or None when it is through."""
+    seed = _seed(run_seed, len(finished))
+    if strategy != "tpe":
+        return proposed(strategy, space, finished, taken, seed)
+    first = next((each for each in first_candidates(space) if each not in taken), None)
+    if first is not None:
+        return first
+    known = [result for result in finished if offers(space, result.candidate)]
+    if len(finished) % _TURN:
+        found = guided(space, known, taken, seed)
+        if found is not None:
+            return found
+    if drawn(space, taken, seed) is None:
+        return None
+    asked = _asked(space, study, seed)
+    if asked not in taken:
+        return asked
+    # The sampler repeats itself in small spaces: take one that is close to what it wanted.
+    near = [
+        asked.changed(**{knob.name: choice})
+        for knob in space
+        for choice in knob.choices
+        if choice != asked[knob.name]
+    ]
+    free = [each for each in near if each not in taken]
+    return free[seed % len(free)] if free else drawn(space, taken, seed)
 
 
-def _as_trial(space: Sequence[Knob], result: TrialResult) -> optuna.trial.FrozenTrial:
-    """Return a finished trial as Optuna keeps it."""
-    failed = result.failed is not None
-    return optuna.trial.create_trial(
-        state=optuna.trial.TrialState.COMPLETE,
-        values=[FAILED_COST, 100.0] if failed else [result.cost, result.loss],
-        params=result.candidate.values(),
-        distributions=_distributions(space),
-        user_attrs={"number": result.number, "failed": result.failed},
-        constraints={"failed": 1.0} if failed else {"failed": 0.0, **result.violations},
-    )
+def _asked(space: Sequence[Knob], study: Study, seed: int) -> Candidate:
+    """Return what Optuna's multi-objective TPE would try."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        study.own.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=3)
+    trial = study.own.ask(distributions(space))
+    # What is evaluated goes to the study as a trial of its own, so this question is closed.
+    study.own.tell(trial, state=TrialState.FAIL)
+    return Candidate(tuple((knob.name, trial.params[knob.name]) for knob in space))
+
+
+def _seed(seed: int, count: int) -> int:
+    """Return the seed of one choice: another for each number of finished trials."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{count}".encode()).digest()[:4], "big")
+
+
+def _objective(index: int, trial: optuna.trial.FrozenTrial) -> float:
+    return float(trial.values[index])

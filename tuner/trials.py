@@ -23,7 +23,7 @@ class TrialResult:
     """What a candidate came to.
 
     Attributes:
-        number: Counted from 0 in the order of finishing, in this folder.
+        number: From 0 in the order of finishing; in a shared study, the study's own number.
         candidate: One value for each knob.
         cost: Milliseconds a sequence, mean over the tasks; mean bits where nothing is timed.
         low: Lower end of the cost's 95 % interval, against the yardstick of the same rounds.
@@ -123,8 +123,8 @@ class TrialLog:
         for number, line in enumerate(lines[:-1], start=1):
             try:
                 result = TrialResult.from_json(json.loads(line))
-                if result.number != len(results):
-                    raise ValueError(f"its number is {result.number}, expected {len(results)}")
+                if results and result.number <= results[-1].number:
+                    raise ValueError(f"its number is {result.number}, after {results[-1].number}")
             except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
                 raise InputError(
                     f"{self.path}, line {number}: not a trial ({error}); remove the file to run "
