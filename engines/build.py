@@ -19,6 +19,7 @@ import re
 import stat
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,9 @@ Json = Any
 _LOG = logging.getLogger(__name__)
 _KIND, _KEY = re.compile(r"[a-z][a-z-]{0,30}"), re.compile(r"[0-9a-f]{64}")
 _SMOKE_LENGTH = 8
+
+# Seconds after which a half-written entry is nobody's any more.
+_STALE_S = 24 * 3600.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -180,6 +184,8 @@ class Cache:
             if (entry["kind"], entry["key"]) == (kind, key) and (
                 digest_json(entry["value"]) == entry["sha256"]
             ):
+                with suppress(OSError):
+                    os.utime(path)  # used now: `evict` takes the others first
                 return entry["value"]
         except (ValueError, KeyError, TypeError, RecursionError):
             pass  # damaged: dropped below
@@ -218,6 +224,37 @@ class Cache:
         finally:
             if temporary:
                 Path(temporary).unlink(missing_ok=True)
+
+    def evict(self, limit_bytes: float, since: float) -> tuple[int, int]:
+        """Remove what was not used for longest until at most so many bytes are left.
+
+        Nothing used since a moment goes, and no file that is not an entry.
+
+        Args:
+            limit_bytes: That may be left.
+            since: Seconds of the epoch: when the run that asks began.
+
+        Returns:
+            Entries and bytes removed.
+        """
+        entries = []
+        for path in (self.folder / "v1").glob("*/*.json"):
+            if _KIND.fullmatch(path.parent.name) and _KEY.fullmatch(path.stem):
+                with suppress(OSError):
+                    found = path.lstat()
+                    entries.append((found.st_mtime, found.st_size, path))
+        left, count, removed = sum(size for _, size, _ in entries), 0, 0
+        for used, size, path in sorted(entries):
+            if left - removed <= limit_bytes or used >= since:
+                break
+            with suppress(OSError):  # another process may have been first
+                path.unlink()
+                count, removed = count + 1, removed + size
+        for path in (self.folder / "v1").glob("*/.partial-*"):
+            with suppress(OSError):
+                if path.lstat().st_mtime < since - _STALE_S:
+                    path.unlink()
+        return count, removed
 
     def _path(self, kind: str, key: str) -> Path:
         if not _KIND.fullmatch(kind) or not _KEY.fullmatch(key):

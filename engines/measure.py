@@ -8,7 +8,6 @@ not passes, because passes of one generation are not independent.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,23 +17,11 @@ from numpy.typing import NDArray
 
 from engines.backend import Backend
 from engines.model import ModelInfo
+from engines.noise import Interval, bootstrap_median
 from engines.sampler import Pass, Request, generate
 from engines.schedule import THRESHOLD, SamplerConfig, Schedule, window_of
 
-RESAMPLES = 1000
-
-# A machine drifts when the last third of its rounds differs from the first by more than this.
-DRIFTS = 0.02
 Times = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A median and its 95 % bootstrap interval, in the unit of what was sampled."""
-
-    median: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +46,6 @@ class Latency:
     by_window: tuple[float, ...]
     n: int
     rounds: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """How much slower the last third of some rounds was than the first third.
-
-    Attributes:
-        ratio: Of the medians.
-        low: Lower end of its 95 % interval.
-        high: Upper end.
-        found: Whether the interval lies beyond `DRIFTS` of 1.
-    """
-
-    ratio: float
-    low: float
-    high: float
-    found: bool
 
 
 @dataclass(frozen=True)
@@ -317,30 +287,6 @@ def compare_schedules(
     )
 
 
-def told_apart(found: Interval) -> bool:
-    """Return whether a ratio is told from 1; what is not told apart is a tie."""
-    return found.high < 1.0 or found.low > 1.0
-
-
-def drift(rounds: Sequence[float], seed: int = 0) -> Drift:
-    """Return how a machine's speed changed over rounds of the same work.
-
-    Args:
-        rounds: Time of each round, in their order [R].
-        seed: Of the bootstrap.
-    """
-    times, third = np.asarray(rounds, np.float64), len(rounds) // 3
-    if third < 2:  # too few rounds to tell
-        return Drift(1.0, 0.0, math.inf, False)
-    rng = np.random.default_rng(seed)
-    first, last = times[:third], times[-third:]
-    picked = [part[rng.integers(0, third, (RESAMPLES, third))] for part in (last, first)]
-    ratios = np.median(picked[0], axis=1) / np.median(picked[1], axis=1)
-    low, high = (float(end) for end in np.quantile(ratios, (0.025, 0.975)))
-    found = low > 1.0 + DRIFTS or high < 1.0 - DRIFTS
-    return Drift(float(np.median(last) / np.median(first)), low, high, found)
-
-
 def ratio(one: Latency, other: Latency, seed: int = 0) -> Interval:
     """Return the latency of `one` over `other`, paired by round; a tie where 1 is inside.
 
@@ -354,15 +300,6 @@ def ratio(one: Latency, other: Latency, seed: int = 0) -> Interval:
         )
     paired = np.array(one.rounds) / np.array(other.rounds)
     return bootstrap_median(paired[:, None], np.random.default_rng(seed))
-
-
-def bootstrap_median(sample: Times, rng: np.random.Generator) -> Interval:
-    """Return the median of all values [R, S] with its 95 % interval, resampling the R rounds."""
-    rounds = len(sample)
-    picked = rng.integers(0, rounds, (RESAMPLES, rounds))
-    medians = [float(np.median(sample[chosen])) for chosen in picked]
-    low, high = np.quantile(medians, (0.025, 0.975))
-    return Interval(float(np.median(sample)), float(low), float(high))
 
 
 def _in_turns(

@@ -8,10 +8,12 @@ import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from engines.distance import DISTANCES
 from engines.errors import InputError
 from tuner.gain import PROXIES
 from tuner.sensitivity import INFLUENCES, Influence
 from tuner.space import Value
+from tuner.strategies import STRATEGIES
 
 OBJECTIVES = ("latency", "quality", "memory")
 
@@ -108,7 +110,15 @@ class TuneConfig:
     cache_limit_mib: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("mean_bits", "latency_ms", "latency_share", "memory_mib", "timeout_s"):
+        for name in (
+            "mean_bits",
+            "latency_ms",
+            "latency_share",
+            "memory_mib",
+            "timeout_s",
+            "child_limit_s",
+            "cache_limit_mib",
+        ):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} > 0 must hold, got {value}")
@@ -122,6 +132,19 @@ class TuneConfig:
             )
         if self.mode not in MODES:
             raise ValueError(f"mode is one of {', '.join(MODES)}, got {self.mode!r}")
+        if self.strategy not in STRATEGIES:
+            raise ValueError(f"strategy is one of {', '.join(STRATEGIES)}, got {self.strategy!r}")
+        for name, limit in self.gates:
+            if name not in DISTANCES:
+                raise ValueError(f"a gate is one of {', '.join(DISTANCES)}, got {name!r}")
+            if not limit >= 0:
+                raise ValueError(f"the gate {name} must be at least 0, got {limit}")
+        for name, points in self.max_losses:
+            if not (math.isfinite(points) and points >= 0):
+                raise ValueError(f"max_loss of {name!r} must be at least 0, got {points}")
+        for name, choices in self.space:
+            if not choices or len(set(map(repr, choices))) != len(choices):
+                raise ValueError(f"knob {name!r} needs different choices, got {choices}")
         if self.proxy not in PROXIES:
             raise ValueError(f"proxy is one of {', '.join(PROXIES)}, got {self.proxy!r}")
         if self.trials is not None and self.trials < 1:
@@ -168,7 +191,10 @@ class TuneConfig:
         Paths are not part of it, but the contents of the export, of prompt files, of baselines and
         of a grader's module are: `prompts_digest` holds the last three.
         """
-        elsewhere = ("output", "storage", "timeout_s", "baselines", "graders")
+        elsewhere = (
+            *("output", "storage", "timeout_s", "baselines", "graders", "others"),
+            *("child_limit_s", "cache_limit_mib"),
+        )
         parts = asdict(self) | {"export": export_digest, "tasks": prompts_digest}
         parts |= dict.fromkeys(elsewhere)
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from engines.errors import InputError
 
-COMMAND, TRIALS = "command.json", "trials.jsonl"
+COMMAND, CONFIG, TRIALS = "command.json", "config.json", "trials.jsonl"
 
 
 @contextmanager
@@ -56,6 +57,11 @@ def tune_folder(output: Path, identity: str, force: bool) -> Iterator[Path]:
         yield folder
 
 
+def worker_of(work: Path) -> str:
+    """Return the name of a working folder among those that share a study: unlike any other's."""
+    return str(json.loads((work / COMMAND).read_text(encoding="utf-8")).get("worker", ""))
+
+
 def write_json(file: Path, value: object) -> None:
     """Write a value under a temporary name, and rename it: whole, or not at all.
 
@@ -96,7 +102,7 @@ def _claim(folder: Path, identity: str, force: bool) -> None:
             shutil.rmtree(path)
         elif path != file:
             path.unlink()
-    write_json(file, {"identity": identity})
+    write_json(file, {"identity": identity, "worker": secrets.token_hex(8)})
 
 
 def _has_results(log: Path) -> bool:

@@ -20,10 +20,10 @@ from engines.schedule import Schedule, weighted_mean
 from engines.terminal import Progress
 from tuner.baselines import back_loaded, backward, front_loaded, permuted
 from tuner.choice import Choice
+from tuner.closing_table import Measured, Verdict
 from tuner.contest import Contest
 from tuner.evaluate import graded, same_answers
 from tuner.objective import wilson_interval
-from tuner.report import Measured, Verdict
 from tuner.settle import time_schedules
 from tuner.space import Candidate
 from tuner.workbench import Job

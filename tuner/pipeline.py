@@ -21,23 +21,23 @@ from engines.bundle import Bundle, check_output, is_bundle, read_bundle
 from engines.child import Child, ChildError
 from engines.errors import BudgetError, BundleError
 from engines.files import digest_file
-from engines.options import SAYS, option_choices
 from engines.precision import Precision
 from engines.terminal import Progress
 from exporter.folder import EXPORT
 from tuner.best import best_of, best_trial
+from tuner.closing_table import Verdict, verdict_json
 from tuner.config import TuneConfig
 from tuner.contest import Contest
-from tuner.folder import TRIALS, tune_folder, write_json
+from tuner.folder import CONFIG, TRIALS, tune_folder, worker_of, write_json
 from tuner.gate import baseline_said
 from tuner.judge import judge
+from tuner.preflight import MIB, check, foreseen
 from tuner.profile_report import indistinct
-from tuner.report import Verdict, verdict_json
 from tuner.search import search
 from tuner.search_file import SEARCH, contrast, described
 from tuner.settle import Settled, settle
 from tuner.ship import ship
-from tuner.space import Candidate, Knob, knobs, size
+from tuner.space import Candidate, size
 from tuner.study import open_study
 from tuner.trials import TrialLog, TrialResult
 from tuner.workbench import Workbench, prepare
@@ -72,7 +72,11 @@ class Outcome:
 
 
 def tune(
-    config: TuneConfig, cache: Cache, say: Callable[[str], None], force: bool = False
+    config: TuneConfig,
+    cache: Cache,
+    say: Callable[[str], None],
+    force: bool = False,
+    asked: Mapping[str, Any] | None = None,
 ) -> Outcome:
     """Tune an export and write the bundle.
 
@@ -81,13 +85,15 @@ def tune(
         cache: Engines, measurements and answers.
         say: Where progress goes, a line at a time.
         force: Replace what another command left at the output.
+        asked: Every value of the config with its source, for the record.
 
     Raises:
         InputError: An argument or a file given is at fault.
         BudgetError: No schedule is within the budgets.
     """
     bench = prepare(config, cache, say)
-    identity = config.identity(digest_file(config.export / EXPORT).sha256, bench.prompts_digest)
+    digests = [digest_file(each / EXPORT).sha256 for each in (config.export, *config.others)]
+    identity = config.identity("/".join(digests), bench.prompts_digest)
     finished = _finished(config.output, identity, force)
     if finished is not None:
         say(f"{config.output} is complete already; nothing was changed")
@@ -102,12 +108,17 @@ def tune(
     unfinished = _tune_of(config.output).get("identity") == identity
     check_output(config.output, force=force or unfinished)
     with tune_folder(config.output, identity, force) as work:
+        write_json(work / CONFIG, dict(asked or {}))
         return _tune(bench, work, identity, force or unfinished)
 
 
 def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
     config, say = bench.config, bench.say
-    contest = Contest(Workshop(bench, work))
+    contest, began = Contest(Workshop(bench, work)), time.time()
+    plan = foreseen(contest.shop, None)
+    check(plan, config.output)
+    for note in plan.notes:
+        say(note)
     interrupted = False
     log = TrialLog(work / TRIALS)
     try:
@@ -172,6 +183,9 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
     write_json(work / "sensitivity.json", contest.profile(winner.candidate).to_json())
     write_json(work / "result.json", summary)
     contest.shop.tidy(winner.candidate)
+    if config.cache_limit_mib is not None:
+        count, size_ = bench.cache.evict(config.cache_limit_mib * MIB, began)
+        say(f"{count} entries of the cache were removed, {size_ / MIB:.1f} MiB, oldest use first")
     return Outcome(
         bundle=bundle,
         verdicts=tuple(verdicts),
@@ -182,26 +196,11 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
     )
 
 
-def space_of(bench: Workbench, shop: Workshop) -> tuple[Knob, ...]:
-    """Return what a tune searches: the export's recipe first, and what its backend offers."""
-    names = {label for job in bench.jobs for label in bench.baselines_of(job)}
-    return knobs(
-        shop.default,
-        quantizers=tuple(bench.exports),
-        steps=min(job.sampler.steps for job in bench.jobs.values()),
-        blocks=shop.blocks,
-        precisions=bench.precisions,
-        options=option_choices(bench.config.target),
-        says=SAYS,
-        baselines=sorted(names),
-    )
-
-
 def _search(
     bench: Workbench, contest: Contest, log: TrialLog, work: Path, identity: str
 ) -> list[TrialResult]:
     config, began = bench.config, time.monotonic()
-    space = space_of(bench, contest.shop)
+    space = contest.shop.space
     trials = config.trials or bench.effort.trials
     bench.say(f"searching {size(space)} candidates in {trials} trials for {config.goal}")
     with Child(SERVE, given_to(bench, work), config.child_limit_s) as worker:
@@ -222,7 +221,9 @@ def _search(
             space,
             evaluate,
             log,
-            open_study(work, config.storage, f"cadenza-{identity[:16]}"),
+            open_study(
+                work, config.storage, f"cadenza-{identity[:16]}", worker_of(work), bench.device
+            ),
             trials,
             config.seed,
             config.strategy,

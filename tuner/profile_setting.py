@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -19,8 +19,9 @@ from engines.text import tokenizer_from_file
 from exporter.folder import EXPORT, Export
 from tuner.config import ProfileConfig
 from tuner.evaluate import Item
+from tuner.exports import export_for, precisions_of
 from tuner.replay import BATCH
-from tuner.workbench import asked_tasks, export_for, items_of, precisions_of
+from tuner.workbench import asked_tasks, items_of
 from tuner.workshop import engine_spec
 
 
@@ -121,25 +122,31 @@ def prepare_profile(config: ProfileConfig) -> Setting:
     return Setting(config, export, windows, precisions, base, tasks)
 
 
-def seconds_a_row(setting: Setting) -> float:
+def seconds_a_row(
+    export: Export, target: str, items: Sequence[Item], sampler: SamplerConfig
+) -> float:
     """Return what a forward pass of a row takes full precision, from one batch; keeps nothing.
+
+    Args:
+        export: Has the graphs.
+        target: Where the engine runs.
+        items: Prompts of a task.
+        sampler: How it is denoised.
 
     Raises:
         BackendError: The engine cannot be loaded or failed.
     """
     _, spec = engine_spec(
-        setting.export,
+        export,
         FULL_PRECISION.name,
         "shared",
-        OrtOptions(provider=setting.config.target),
+        OrtOptions(provider=target),
     )
     engine = OrtBackend.load(None, spec.trace, spec.precision, options=spec.options)
-    task = next(iter(setting.tasks.values()))
-    items = (task.items * BATCH)[:BATCH]
-    sampler = task.sampler
-    length = max(len(item.ids) for item in items)
-    ids = np.full((BATCH, length + sampler.gen_length), setting.export.model.mask_id, np.int64)
-    for row, item in enumerate(items):
+    some = (list(items) * BATCH)[:BATCH]
+    length = max(len(item.ids) for item in some)
+    ids = np.full((BATCH, length + sampler.gen_length), export.model.mask_id, np.int64)
+    for row, item in enumerate(some):
         ids[row, : len(item.ids)] = item.ids
     commits = max(sampler.commits)
     positions = np.tile(np.arange(length, length + commits), (BATCH, 1))

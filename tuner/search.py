@@ -133,6 +133,8 @@ def importance(
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            # That it tells what makes a value low is just what is wanted.
+            warnings.filterwarnings("ignore", "PedAnovaImportanceEvaluator", UserWarning)
             evaluator = optuna.importance.PedAnovaImportanceEvaluator()
             try:
                 shares = optuna.importance.get_param_importances(

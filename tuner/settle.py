@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from engines.build import digest_json
 from engines.errors import BudgetError
 from engines.manifest import DEFAULT_TASK
-from engines.measure import Interval, measure_schedules
+from engines.measure import measure_schedules
+from engines.noise import Interval
 from engines.precision import FULL_PRECISION
 from engines.schedule import THRESHOLD, SamplerConfig, Schedule, fixed_steps_like
 from tuner.choice import Choice

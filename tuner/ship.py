@@ -16,9 +16,9 @@ from engines.sampler import Request, generate
 from engines.schedule import Schedule
 from exporter.folder import Export
 from tuner.choice import Choice
+from tuner.closing_table import Verdict, verdict_json
 from tuner.contest import Contest
 from tuner.evaluate import Item
-from tuner.report import Verdict, verdict_json
 from tuner.space import Candidate
 from tuner.workbench import Job, Workbench
 from tuner.workshop import Engines

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal
 
@@ -69,10 +69,18 @@ class Candidate:
     """One value for each knob.
 
     Attributes:
-        items: (knob, value) in the order of the space.
+        items: (knob, value): knobs of recipe and schedule, then the backend's by name.
     """
 
     items: tuple[tuple[str, Value], ...]
+
+    def __post_init__(self) -> None:
+        order = list(_SAYS)
+        ordered = sorted(
+            self.items,
+            key=lambda item: (order.index(item[0]) if item[0] in _SAYS else 99, item[0]),
+        )
+        object.__setattr__(self, "items", tuple(ordered))
 
     @classmethod
     def of(cls, values: Mapping[str, Value]) -> Candidate:
@@ -222,6 +230,45 @@ def knobs(
             _SAYS.get(name) or says[name],
         )
         for name, own in default.items
+    )
+
+
+def narrowed(space: Sequence[Knob], wanted: Mapping[str, Sequence[Value]]) -> tuple[Knob, ...]:
+    """Return knobs with the choices that a user wants in place of the built-in ones.
+
+    The default stays, and stays first: everything is compared with it.
+
+    Raises:
+        ValueError: There is no such knob, or a value is of another kind than the knob's.
+    """
+    known = {knob.name: knob for knob in space}
+    for name, choices in wanted.items():
+        if name not in known:
+            raise ValueError(f"no knob {name!r}, only {', '.join(known)}")
+        own = known[name].choices[0]
+        for choice in choices:
+            numbers = isinstance(own, float) and type(choice) is int
+            if type(choice) is not type(own) and not numbers:
+                raise ValueError(f"knob {name!r} takes values like {own!r}, got {choice!r}")
+            rules = known[name].choices
+            if name in ("quantizer", "scales", "precisions") and choice not in rules:
+                raise ValueError(f"knob {name!r} has {', '.join(map(str, rules))}, not {choice!r}")
+    return tuple(
+        replace(
+            knob,
+            choices=tuple(
+                dict.fromkeys(
+                    (
+                        knob.choices[0],
+                        *(
+                            type(knob.choices[0])(each)
+                            for each in wanted.get(knob.name, knob.choices[1:])
+                        ),
+                    )
+                )
+            ),
+        )
+        for knob in space
     )
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import threading
+import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,7 +26,7 @@ from optuna.storages import RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, ProgrammingError, SQLAlchemyError
 
 from engines.errors import CadenzaError, InputError
 from tuner.space import Candidate, Knob, offers
@@ -37,6 +39,9 @@ FAILED = (1e12, 100.0, 1e12)
 # Seconds between two beats of a worker's heart, and after how many a silent one is dead.
 BEAT_S = 10
 GRACE_S = 60
+
+# How often the tables of a database are looked for while others make them.
+_TRIES = 10
 
 
 @dataclass
@@ -105,10 +110,7 @@ def open_study(
     shown = redacted(storage)
     where = hashlib.sha256(device.encode()).hexdigest()[:8]
     try:
-        beat_s = min(BEAT_S, max(1, grace_s // 3))
-        database = RDBStorage(
-            _with_driver(storage), heartbeat_interval=beat_s, grace_period=grace_s
-        )
+        database = _database(_with_driver(storage), grace_s)
         study = created(database, f"{name}-{where}")
     except (SQLAlchemyError, ImportError, ValueError, RuntimeError) as error:
         why = str(error).partition("\n")[0].rstrip(".").replace(storage, shown)
@@ -123,6 +125,27 @@ def open_study(
             f"{len(study.directions)} objectives, not {len(FAILED)}; name another database"
         )
     return Study(own, study, database, worker, grace_s)
+
+
+def _database(url: str, grace_s: int) -> RDBStorage:
+    """Return a database with its tables, made where there are none.
+
+    Workers that begin together may all make them; whoever is not the first looks again.
+    """
+    for left in reversed(range(_TRIES)):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                return RDBStorage(
+                    url,
+                    heartbeat_interval=min(BEAT_S, max(1, grace_s // 3)),
+                    grace_period=grace_s,
+                )
+        except (IntegrityError, ProgrammingError):
+            if not left:
+                raise
+            time.sleep(0.5)
+    raise AssertionError("the last try raises or returns")
 
 
 def redacted(storage: str) -> str:
@@ -183,9 +206,7 @@ def claimed(
         found = found or following(taken)
         if found is None:
             return None
-        study.shared.sampler = _Given(found)
-        claim = study.shared.ask(distributions(space))
-        claim.set_user_attr("worker", study.worker)
+        claim = _claim(space, study, study.shared, found)
         earlier = [
             trial
             for trial in study.trials(TrialState.RUNNING, TrialState.COMPLETE)
@@ -194,7 +215,28 @@ def claimed(
         if not earlier:
             return found, claim
         claim.set_user_attr("yielded", True)
-        study.shared.tell(claim, state=TrialState.FAIL)
+        study.shared.tell(claim.number, state=TrialState.FAIL)
+
+
+def _claim(
+    space: Sequence[Knob], study: Study, shared: optuna.Study, candidate: Candidate
+) -> optuna.Trial:
+    """Return a running trial of a candidate, made in one piece: no other worker sees half of it."""
+    token = secrets.token_hex(8)
+    shared.add_trial(
+        optuna.trial.create_trial(
+            state=TrialState.RUNNING,
+            params=candidate.values,
+            distributions=distributions(space),
+            user_attrs={"worker": study.worker, "claim": token},
+        )
+    )
+    (made,) = (
+        trial
+        for trial in study.trials(TrialState.RUNNING)
+        if trial.user_attrs.get("claim") == token
+    )
+    return optuna.trial.Trial(shared, made._trial_id)
 
 
 def publish(study: Study, space: Sequence[Knob], mine: Sequence[TrialResult]) -> None:
@@ -335,21 +377,3 @@ def as_trial(space: Sequence[Knob], result: TrialResult, worker: str = "") -> Fr
         user_attrs=_attrs(result, worker) if worker else {"number": result.number},
         constraints=_constraints(result),
     )
-
-
-class _Given(optuna.samplers.BaseSampler):
-    """Gives the values of one candidate: a claim on it."""
-
-    def __init__(self, candidate: Candidate) -> None:
-        self._values = candidate.values
-
-    def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
-        return {}
-
-    def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:
-        return {}
-
-    def sample_independent(
-        self, study: Any, trial: Any, param_name: str, param_distribution: Any
-    ) -> Any:
-        return self._values[param_name]

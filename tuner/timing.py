@@ -9,8 +9,9 @@ from typing import Any
 from engines.backend import Backend
 from engines.build import Cache, digest_json
 from engines.machine import state
-from engines.measure import drift, measure, measure_switch, ratio
+from engines.measure import measure, measure_switch, ratio
 from engines.model import ModelInfo
+from engines.noise import drift
 from engines.precision import FULL_PRECISION
 from engines.schedule import SamplerConfig, fixed_steps_like
 from tuner.space import Candidate

@@ -92,6 +92,8 @@ class TrialResult:
         for name in ("violations", "tasks", "distances", "machine", "seconds"):
             if not isinstance(getattr(result, name), dict):
                 raise TypeError(f"{name} must be an object")
+        if type(result.number) is not int:
+            raise TypeError(f"number must be a whole one, got {result.number!r}")
         numbers = (result.cost, result.loss, result.memory_mib, *result.violations.values())
         for number in (*numbers, *(each for each in (result.low, result.high) if each)):
             if not math.isfinite(number):

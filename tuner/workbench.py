@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 from calib_data.prompts import Split
 from calib_data.workload import (
@@ -22,13 +21,14 @@ from engines.errors import InputError
 from engines.manifest import DEFAULT_TASK
 from engines.options import OrtOptions
 from engines.ort import environment
-from engines.precision import FULL_PRECISION, Precision, precision_from_name
+from engines.precision import FULL_PRECISION, Precision
 from engines.schedule import SamplerConfig, Schedule, fixed_steps_like, passes_by_window
 from engines.text import Tokenizer, tokenizer_from_file
-from exporter.folder import Export, read_export
+from exporter.folder import Export
 from tuner.baselines import from_file, widened
 from tuner.config import Effort, TuneConfig
 from tuner.evaluate import Item, sampler_of
+from tuner.exports import export_for, exports_of, own_tasks, precisions_of
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def prepare(
     """
     spent = effort or config.effort
     export = export_for(config.export, config.target)
-    exports = _exports(export, config)
+    exports = exports_of(export, config.others, config.target)
     precisions = _candidates(config, export)
     tokenizer = tokenizer_from_file(export.tokenizer, export.model)
     asked = asked_tasks(config.tasks, config.graders, export, export.windows)
@@ -157,6 +157,12 @@ def prepare(
         name: _job(workload, sampler, spent, config.seed, export, tokenizer)
         for name, (workload, sampler) in asked.items()
     }
+    strange = [name for name, _ in config.max_losses if name not in jobs]
+    if strange:
+        raise InputError(
+            f"a loss is allowed to the task {strange[0]!r}, tasks are {', '.join(jobs)}; mend "
+            f"the name, or add --task {strange[0]}"
+        )
     return Workbench(
         config,
         export,
@@ -202,62 +208,6 @@ def _baselines(
     return found
 
 
-def export_for(folder: Path, target: str) -> Export:
-    """Return an export, every byte checked.
-
-    Raises:
-        InputError: It is damaged, or for another target.
-    """
-    export = read_export(folder, verify=True)
-    if target != export.target:
-        raise InputError(
-            f"the export is for target {export.target!r}, asked was {target!r}; export again "
-            f"with --target {target}"
-        )
-    return export
-
-
-def _exports(first: Export, config: TuneConfig) -> dict[str, Export]:
-    """Return the exports given, by quantizer: of one checkpoint, alike in all but the rounding.
-
-    Raises:
-        InputError: One is damaged, of another checkpoint, or rounded like one before it.
-    """
-    found = {first.recipe.quantizer: first}
-    for folder in config.others:
-        other = export_for(folder, config.target)
-        differs = [
-            name
-            for name, ours, theirs in (
-                ("model", first.model, other.model),
-                ("weights", _full_weights(first), _full_weights(other)),
-                ("tasks", first.tasks, other.tasks),
-                ("shape", first.shape, other.shape),
-                ("precisions", first.precisions, other.precisions),
-                ("windows", first.windows, other.windows),
-            )
-            if ours != theirs
-        ]
-        if differs:
-            raise InputError(
-                f"{str(folder)!r} differs from {str(first.folder)!r} in {', '.join(differs)}; "
-                f"give exports of one checkpoint that differ in --quantizer alone"
-            )
-        if other.recipe.quantizer in found:
-            raise InputError(
-                f"{str(folder)!r} is rounded by {other.recipe.quantizer} like an export before "
-                f"it; give each quantizer once"
-            )
-        found[other.recipe.quantizer] = other
-    return found
-
-
-def _full_weights(export: Export) -> dict[str, str]:
-    """Return the digest of each file that holds full precision's weights."""
-    graph = export.graphs[f"{FULL_PRECISION.name}.serve"]
-    return {path: export.files[path].sha256 for path in graph.weights}
-
-
 def _candidates(config: TuneConfig, export: Export) -> tuple[Precision, ...]:
     """Return the precisions that compete, most bits first."""
     names = config.precisions or tuple(
@@ -272,36 +222,6 @@ def _candidates(config: TuneConfig, export: Export) -> tuple[Precision, ...]:
     if chosen[0].simulated and (config.latency_ms or config.latency_share):
         raise InputError("simulated precisions have no latency; budget them with --mean-bits")
     return tuple(sorted(chosen, key=lambda each: (-each.bits, each.name)))
-
-
-def precisions_of(names: Sequence[str], export: Export) -> list[Precision]:
-    """Return the named precisions of an export, which must have full precision too.
-
-    Raises:
-        InputError: A name is unknown, or not in the export.
-    """
-    missing = [name for name in (*names, FULL_PRECISION.name) if name not in export.precisions]
-    if missing:
-        try:
-            precision_from_name(missing[0])
-        except ValueError as error:
-            raise InputError(f"{error}") from error
-        raise InputError(
-            f"the export has no precision {', '.join(missing)}, only "
-            f"{', '.join(export.precisions)}; export again with --precision {missing[0]}"
-        )
-    return [export.precisions[name] for name in names]
-
-
-def own_tasks(export: Export) -> tuple[str, ...]:
-    """Return the built-in tasks that the export was calibrated on."""
-    files = [name for name, task in export.tasks.items() if task.source != "builtin"]
-    if files:
-        raise InputError(
-            f"the export was calibrated on prompts of your own for {', '.join(files)}; name them "
-            f"again, for instance --task {files[0]}=FILE.jsonl or --task harness:TASK"
-        )
-    return tuple(export.tasks)
 
 
 def task_of(

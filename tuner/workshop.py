@@ -19,8 +19,9 @@ import numpy as np
 
 from engines.backend import Backend
 from engines.build import BuildLog, EngineSpec, digest_json, engine_key
+from engines.errors import InputError
 from engines.model import ModelInfo
-from engines.options import OrtOptions, own_options
+from engines.options import SAYS, OrtOptions, option_choices, own_options
 from engines.precision import FULL_PRECISION
 from engines.sampler import Pass, Request
 from engines.schedule import SamplerConfig, Schedule
@@ -31,7 +32,7 @@ from exporter.parity import states_from_requests
 from exporter.requantize import requantize
 from tuner.evaluate import EVALUATION_BATCH, Fleet, Item
 from tuner.ranking import rank_blocks
-from tuner.space import Candidate, candidate_of
+from tuner.space import Candidate, Knob, candidate_of, knobs, narrowed
 from tuner.workbench import Workbench
 
 # Prompts of each task on whose traces the blocks are ranked.
@@ -91,6 +92,30 @@ class Workshop:
     def blocks(self) -> int:
         """Blocks of the denoiser."""
         return read_calibration(self.bench.export.folder / CALIBRATION).blocks
+
+    @property
+    def space(self) -> tuple[Knob, ...]:
+        """What is searched: the export's recipe first, and what its backend offers.
+
+        Raises:
+            InputError: The choices that were asked for do not fit.
+        """
+        bench = self.bench
+        names = {label for job in bench.jobs for label in bench.baselines_of(job)}
+        offered = knobs(
+            self.default,
+            quantizers=tuple(bench.exports),
+            steps=min(job.sampler.steps for job in bench.jobs.values()),
+            blocks=self.blocks,
+            precisions=bench.precisions,
+            options=option_choices(bench.config.target),
+            says=SAYS,
+            baselines=sorted(names),
+        )
+        try:
+            return narrowed(offered, dict(bench.config.space))
+        except ValueError as error:
+            raise InputError(f"{error}; mend space in the config") from error
 
     def engines(self, candidate: Candidate) -> Engines:
         """Return a candidate's engines, built where the cache has none like them.

@@ -10,13 +10,13 @@ import pytest
 
 from engines.backend import Backend, FakeBackend, Floats, Ids, Mask, Served
 from engines.measure import (
-    bootstrap_median,
     measure,
     measure_schedules,
     measure_switch,
     ratio,
 )
 from engines.model import ModelInfo
+from engines.noise import bootstrap_median
 from engines.precision import precision_from_name
 from engines.schedule import SamplerConfig, Schedule
 

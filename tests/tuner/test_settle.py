@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.measure import Interval
+from engines.noise import Interval
 from engines.schedule import SamplerConfig, Schedule
 from exporter.folder import Export
 from tests.tuner.tuning import bench_of

@@ -13,7 +13,7 @@ import pytest
 from cadenza import main
 from engines.bundle import read_bundle
 from engines.manifest import DEFAULT_TASK
-from engines.measure import Interval
+from engines.noise import Interval
 from engines.sampler import Request, generate
 from engines.schedule import Schedule, window_of
 from engines.trace import expected_passes

@@ -9,14 +9,42 @@ from typing import Any
 import pytest
 
 from engines.errors import InputError
-from tuner.space import Candidate
+from engines.options import own_options
+from tuner.space import candidate_of
 from tuner.trials import TrialLog, TrialResult
 
-CANDIDATE = Candidate(windows=3, clip=0.9, keep=1, scales="window", threads=0, optimization="all")
+CANDIDATE = candidate_of(
+    {"quantizer": "rtn", "windows": 3, "clip": 0.9, "keep": 1, "scales": "window"},
+    own_options("cpu"),
+)
 RESULTS = [
-    TrialResult(0, CANDIDATE, 3.5, 0.25, {"edit": -0.75}, {"edit": {"schedule": ["int8"] * 3}}),
-    TrialResult(1, CANDIDATE, 0.0, 100.0, failed="no kernel"),
-    TrialResult(2, CANDIDATE, 0.0, 100.0, failed="too slow", nearest={"latency_ms": 3.0}),
+    TrialResult(
+        number=0,
+        candidate=CANDIDATE,
+        cost=3.5,
+        low=3.4,
+        high=3.75,
+        loss=0.25,
+        memory_mib=1.5,
+        violations={"edit: loss": -0.75},
+        tasks={"edit": {"schedule": ["int8"] * 3}},
+        distances={"int8": {"l0": 0.5, "cos": None}},
+        device="a processor, 2 cores (01234567)",
+        machine={"load": 0.25},
+        seconds={"all": 9.5},
+        against={"trial": 0.0, "ratio": 0.9, "low": 0.8, "high": 0.95},
+    ),
+    TrialResult(
+        number=1, candidate=CANDIDATE, cost=0.0, loss=100.0, failed="no kernel", log=("a", "b")
+    ),
+    TrialResult(
+        number=4,
+        candidate=CANDIDATE,
+        cost=0.0,
+        loss=100.0,
+        failed="too slow",
+        nearest={"latency_ms": 3.0},
+    ),
 ]
 
 
@@ -53,7 +81,7 @@ def damaged(**changes: Any) -> str:
 
 
 LINE = json.dumps(
-    {"number": 0, "candidate": CANDIDATE.values(), "cost": 1.0, "loss": 0.0, "failed": None}
+    {"number": 0, "candidate": CANDIDATE.values, "cost": 1.0, "loss": 0.0, "failed": None}
 )
 
 
@@ -63,13 +91,13 @@ LINE = json.dumps(
         ("5", "expected an object, got int"),
         ('["number"]', "expected an object, got list"),
         ("{}", "candidate"),
-        (damaged(number=1), "its number is 1, expected 0"),
+        (damaged(number=None), "None"),
         (damaged(cost=float("nan")), "must be finite"),
         (damaged(loss=None), "real number"),
         (damaged(cost=10**400), "too large"),
         (damaged(violations=[]), "violations must be an object"),
         (damaged(tasks=3), "tasks must be an object"),
-        (damaged(candidate={"windows": 3}), "a candidate has the knobs"),
+        (damaged(candidate={"windows": 3}), "a candidate needs the knob"),
         (damaged(colour="red"), "colour"),
         ("not json", "Expecting value"),
         ("[" * 100_000, "recursion"),
@@ -82,3 +110,15 @@ def test_a_line_that_is_no_trial_is_told_with_its_number_and_the_mend(
     log.path.write_text(line + "\n")
     with pytest.raises(InputError, match=f"line 1: not a trial .*{says}.*; remove the file"):
         log.read()
+
+
+def test_numbers_ascend(tmp_path: Path) -> None:
+    log = TrialLog(tmp_path / "trials.jsonl")
+    log.path.write_text(f"{LINE}\n{LINE}\n")
+    with pytest.raises(InputError, match=r"line 2: not a trial .*its number is 0, after 0"):
+        log.read()
+
+
+def test_an_interval_is_the_cost_itself_where_nothing_was_measured() -> None:
+    assert RESULTS[0].interval == (3.4, 3.75)
+    assert RESULTS[1].interval == (0.0, 0.0)

@@ -6,7 +6,7 @@ import json
 
 from engines.precision import EXECUTED, precision_from_name
 from engines.schedule import Schedule
-from tuner.report import Measured, Verdict, closing_table, verdict_json
+from tuner.closing_table import Measured, Verdict, closing_table, verdict_json
 
 MIXED = Measured(
     label="ships",
