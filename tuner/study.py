@@ -195,8 +195,9 @@ def claimed(
         return None if found is None else (found, None)
     _bury(study)
     while True:
-        running = study.trials(TrialState.RUNNING)
-        taken = done | {_candidate(space, trial) for trial in running}
+        # Others may have finished something since `finished` was read.
+        known = study.trials(TrialState.RUNNING, TrialState.COMPLETE)
+        taken = done | {_candidate(space, trial) for trial in known}
         left = (
             _candidate(space, trial)
             for trial in study.trials(TrialState.FAIL)
@@ -221,7 +222,7 @@ def claimed(
 def _claim(
     space: Sequence[Knob], study: Study, shared: optuna.Study, candidate: Candidate
 ) -> optuna.Trial:
-    """Return a running trial of a candidate, made in one piece: no other worker sees half of it."""
+    """Return a running trial of a candidate, made in one piece: nobody sees half of it."""
     token = secrets.token_hex(8)
     shared.add_trial(
         optuna.trial.create_trial(
