@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -66,7 +65,7 @@ def drift(rounds: Sequence[float], seed: int = 0) -> Drift:
     """
     times, third = np.asarray(rounds, np.float64), len(rounds) // 3
     if third < 2:  # too few rounds to tell
-        return Drift(1.0, 0.0, math.inf, False)
+        return Drift(1.0, 1.0, 1.0, False)
     rng = np.random.default_rng(seed)
     first, last = times[:third], times[-third:]
     picked = [part[rng.integers(0, third, (RESAMPLES, third))] for part in (last, first)]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from exporter.folder import Export
 from tests.tuner.tuning import EFFORT, Said, Tuner
-from tuner import config, pipeline
+from tuner import config, workshop
 from tuner.space import Candidate, Knob, knobs
 
 
@@ -17,19 +19,15 @@ from tuner.space import Candidate, Knob, knobs
 def small_effort() -> Iterator[None]:
     """Let a tune try two candidates, which differ only in threads, on a few prompts."""
 
-    def options_only(default: Candidate, *of: object) -> tuple[Knob, ...]:
-        every: Sequence[Knob] = knobs(default, *of)  # type: ignore[arg-type]
-        own = default.values()
+    def options_only(default: Candidate, **of: Any) -> tuple[Knob, ...]:
         return tuple(
-            Knob("threads", (0, 1), knob.says)
-            if knob.name == "threads"
-            else Knob(knob.name, (own[knob.name],), knob.says)
-            for knob in every
+            replace(knob, choices=(0, 1) if knob.name == "threads" else knob.choices[:1])
+            for knob in knobs(default, **of)
         )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(config.MODES, "quick", EFFORT)
-        patch.setattr(pipeline, "knobs", options_only)
+        patch.setattr(workshop, "knobs", options_only)
         yield
 
 

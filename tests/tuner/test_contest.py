@@ -73,7 +73,7 @@ def test_the_machine_s_drift_is_taken_out_of_a_candidate_s_latency(
     sampler = contest.bench.jobs["edit"].sampler
     monkeypatch.setattr(clocks, "measure", slowed([1.0, 2.0]))
     default = contest.timing(contest.shop.default, sampler)
-    other = contest.timing(replace(contest.shop.default, threads=1), sampler)
+    other = contest.timing(contest.shop.default.changed(threads=1), sampler)
     assert default is not None
     assert other is not None
     assert default.by_window == other.by_window == {"fp32": [4.0] * 3, "int8": [3.0] * 3}
@@ -85,7 +85,7 @@ def test_a_resumed_contest_finds_its_timings_and_measures_nothing(
     contest: Contest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampler = contest.bench.jobs["edit"].sampler
-    candidate = replace(contest.shop.default, threads=1)
+    candidate = contest.shop.default.changed(threads=1)
     before = contest.timing(candidate, sampler)
     monkeypatch.setattr(clocks, "measure", slowed([]))
     assert asking(contest).timing(candidate, sampler) == before

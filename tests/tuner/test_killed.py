@@ -40,7 +40,8 @@ def test_killed_at_random_moments_and_resumed_it_ends_as_if_it_had_not_been(
     whole, err = start(tmp_path / "whole").communicate(timeout=300)
     took = time.monotonic() - began
     assert whole, err
-    rng, killed, done = random.Random(11), 0, [str]()
+    rng, killed = random.Random(11), 0
+    done: list[str] = []
     log = tmp_path / "broken" / "BUNDLE.tune" / "trials.jsonl"
     (tmp_path / "broken").mkdir()
     while killed < KILLS:

@@ -31,7 +31,7 @@ def test_the_default_is_the_export_s_own_recipe(shop: Workshop) -> None:
 
 
 def test_another_recipe_is_made_once_and_its_options_reach_the_sessions(shop: Workshop) -> None:
-    candidate = replace(shop.default, windows=2, clip=0.8, threads=1)
+    candidate = shop.default.changed(windows=2, clip=0.8, threads=1)
     engines = shop.engines(candidate)
     assert (engines.folder.windows, engines.folder.recipe.clip) == (2, 0.8)
     assert engines.options.threads == 1
@@ -50,13 +50,30 @@ def test_engines_are_counted_as_built_once_and_as_reused_ever_after(shop: Worksh
     assert (shop.built.built, shop.built.reused) == (2, 0)
 
 
-def test_beside_the_default_only_the_last_candidate_stays_loaded(shop: Workshop) -> None:
+def test_beside_the_default_only_the_last_two_settings_stay_loaded(shop: Workshop) -> None:
     default = shop.engines(shop.default)
-    for threads in (1, 2, 3):
-        last = shop.engines(replace(shop.default, threads=threads))
+    two, three = ([shop.engines(shop.default.changed(threads=threads)) for threads in (1, 2, 3)])[
+        1:
+    ]
     assert shop.engines(shop.default) is default
-    assert shop.engines(replace(shop.default, threads=3)) is last
-    assert len(shop._loaded) == 2
+    assert shop.engines(shop.default.changed(threads=2)) is two
+    assert shop.engines(shop.default.changed(threads=3)) is three
+    assert len(shop._loaded) == 3
+
+
+def test_candidates_that_differ_in_their_schedule_share_their_engines(shop: Workshop) -> None:
+    own = shop.engines(shop.default)
+    for rule in ("uniform-int8", "spend-50"):
+        assert shop.engines(shop.default.changed(schedule=rule)) is own
+
+
+def test_only_the_graphs_of_what_ships_are_kept(shop: Workshop) -> None:
+    kept = shop.default.changed(windows=2)
+    for candidate in (kept, shop.default.changed(clip=0.8)):
+        shop.engines(candidate)
+    assert len(list((shop.work / "recipes").iterdir())) == 2
+    shop.tidy(kept)
+    assert [shop.engines(kept).folder.folder] == list((shop.work / "recipes").iterdir())
 
 
 def test_scales_are_one_set_in_the_graph_or_one_a_window_as_an_input(exported: Export) -> None:
@@ -86,11 +103,12 @@ def test_the_most_sensitive_blocks_are_kept_beside_those_that_the_export_keeps(
     base = shop.bench.export
     for kept in ((), (1,)):
         export = replace(base, recipe=replace(base.recipe, keep=kept))
-        one = Workshop(replace(shop.bench, export=export), shop.work)
+        exports = {base.recipe.quantizer: export}
+        one = Workshop(replace(shop.bench, export=export, exports=exports), shop.work)
         one.engines(one.default)
         assert one.engines(one.default).folder is export
         for keep in (1, 2):
-            one.engines(replace(one.default, keep=keep))
+            one.engines(one.default.changed(keep=keep))
     assert asked == [(3,), (1, 3), (1, 3), (0, 1, 3)]
 
 
