@@ -40,7 +40,7 @@ from tuner.trials import TrialLog, TrialResult
 _WAIT_S = 1.0
 
 # Of the trials after the first ones, one in so many is Optuna's own.
-_TURN = 3
+_TURN = 4
 
 Evaluate = Callable[[Candidate, int, Sequence[TrialResult]], TrialResult]
 

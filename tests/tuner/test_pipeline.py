@@ -15,6 +15,7 @@ from engines.bundle import read_bundle
 from engines.runtime import Runtime
 from tests.tuner.tuning import Said, Tuner, snapshot
 from tuner import pipeline, settle, workshop
+from tuner.contest import Contest
 from tuner.space import Candidate, Knob
 from tuner.trials import TrialResult
 
