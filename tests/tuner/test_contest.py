@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 
 from engines.document import document_from_text
-from engines.errors import BackendError
-from engines.manifest import DEFAULT_TASK
 from engines.measure import Latencies, Latency
 from engines.schedule import Schedule, passes_by_window
 from exporter.folder import Export
@@ -104,60 +102,6 @@ def test_a_share_is_of_full_precision_s_whole_sequence_and_tightened_like_millis
     assert named.budget("edit").mean_bits == 9.0
     assert named.budget("edit").memory_mib == 5.0
     assert contest.budget("edit").latency_ms is None
-
-
-def test_a_result_has_a_choice_for_each_task_and_for_default_within_the_budgets(
-    contest: Contest,
-) -> None:
-    asked = asking(contest, latency_ms=44.0)
-    result = asked.evaluate(asked.shop.default, 0)
-    assert result.failed is None
-    assert result.feasible
-    assert set(result.tasks) == {"edit", DEFAULT_TASK}
-    assert result.cost <= 44.0
-    for task in result.tasks.values():
-        assert task["latency_ms"] <= 44.0
-        assert len(task["schedule"]) == 3
-        assert task["measured"] >= 1
-
-
-def test_a_budget_that_nothing_meets_puts_a_candidate_out_with_what_it_could_meet(
-    contest: Contest,
-) -> None:
-    result = asking(contest, latency_ms=35.9).evaluate(contest.shop.default, 4)
-    assert result.number == 4
-    assert not result.feasible
-    assert result.nearest == {"latency_ms": pytest.approx(36.0)}
-    assert "the smallest that fits is 36 ms a sequence" in str(result.failed)
-
-
-def test_an_engine_that_fails_puts_a_candidate_out_with_the_reason(
-    contest: Contest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise BackendError("no kernel for it; use another precision")
-
-    monkeypatch.setattr(rooms, "prompt_tables", broken)
-    result = contest.evaluate(contest.shop.default, 0)
-    assert result.failed == "no kernel for it; use another precision"
-    assert result.nearest is None
-
-
-def test_a_loss_above_the_most_allowed_is_a_violation_by_as_much(
-    contest: Contest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    strict = asking(contest, max_loss=1.0, precisions=("int8",))
-    strict = replace(
-        strict,
-        shop=Workshop(
-            replace(strict.bench, precisions=strict.bench.precisions[1:]), strict.shop.work
-        ),
-    )
-    monkeypatch.setattr(Contest, "_graded", lambda *_: None)
-    result = strict.evaluate(strict.shop.default, 0)
-    assert result.loss > 1.0
-    assert result.violations == {"edit": pytest.approx(result.loss - 1.0)}
-    assert not result.feasible
 
 
 def test_full_precision_loses_nothing_and_gains_most(contest: Contest) -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from engines.errors import InputError
-from tuner.folder import TRIALS, tune_folder
+from tuner.folder import TRIALS, tune_folder, worker_of
 
 HOLDER = """
 import sys
 from pathlib import Path
-from tuner.folder import tune_folder
+from tuner.folder import tune_folder, worker_of
 with tune_folder(Path(sys.argv[1]), "a", False):
     print("ready", flush=True)
     sys.stdin.read()
@@ -112,7 +112,7 @@ def test_what_a_kill_left_before_the_claim_is_no_obstacle(tmp_path: Path) -> Non
     (tmp_path / "B.tune" / "lock").write_text("1\n")
     (tmp_path / "B.tune" / "command.json.partial").write_text("{")
     with tune_folder(tmp_path / "B", "a", force=False) as folder:
-        assert json.loads((folder / "command.json").read_text()) == {"identity": "a"}
+        assert json.loads((folder / "command.json").read_text())["identity"] == "a"
 
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
@@ -122,3 +122,12 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         tune_folder(tmp_path / "file" / "B", "a", force=False),
     ):
         pass
+
+
+def test_a_folder_keeps_its_name_among_workers_and_no_other_has_it(tmp_path: Path) -> None:
+    names = []
+    for output in ("one", "one", "two"):
+        with tune_folder(tmp_path / output, "a", force=False) as folder:
+            names.append(worker_of(folder))
+    assert names[0] == names[1] != names[2]
+    assert len(names[0]) == 16

@@ -222,7 +222,7 @@ def test_where_the_best_trial_misses_its_latency_the_next_best_ships(
     monkeypatch.setattr(settle, "overshoot", overshoot)
     said = tuner(*INT8, "--latency-ms", "5000%", "--json", "--trials", "2")
     assert said.code == 0, said.err
-    assert said.json["candidate"] == seen[-1].values() != seen[0].values()
+    assert said.json["candidate"] == seen[-1].values != seen[0].values
     assert said.json["over_budget"] is None
 
 

@@ -97,7 +97,7 @@ def test_one_that_is_slower_as_a_whole_is_chosen_anew_under_less(
     default = contest.shop.default
     any_choice = contest.choices(default)["edit"]
 
-    def choices(self: Contest, candidate: object) -> dict[str, Choice]:
+    def choices(self: Contest, candidate: object, tried: object = ()) -> dict[str, Choice]:
         name = "fp32" if self.tighten > 0.7 else "int8"
         return {"edit": replace(any_choice, schedule=Schedule.uniform(name, 3))}
 
