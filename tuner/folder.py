@@ -63,14 +63,19 @@ def worker_of(work: Path) -> str:
 
 
 def write_json(file: Path, value: object) -> None:
-    """Write a value under a temporary name, and rename it: whole, or not at all.
+    """Write a value as `write_text` does."""
+    write_text(file, json.dumps(value, indent=1) + "\n")
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a text under a temporary name, and rename it: whole, or not at all.
 
     The name is this process's own, so that of two that write one file, one wins.
     """
     handle, partial = tempfile.mkstemp(prefix=f".{file.name[:100]}.", dir=file.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(json.dumps(value, indent=1) + "\n")
+            stream.write(text)
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(partial, 0o666 & ~umask)
