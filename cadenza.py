@@ -1,6 +1,6 @@
 """The command `cadenza`: finds export, tune, run, ... and hands over.
 
-Each subcommand belongs to a part, whose `cli.main(argv)` gets the arguments from the subcommand's
+Each subcommand belongs to a part, whose `main(argv)` gets the arguments from the subcommand's
 name on and returns the exit code.  A part is imported only when asked for, so `cadenza --help`
 is quick and works with no extra installed.
 """
@@ -41,6 +41,7 @@ COMMANDS: dict[str, Command] = {
     "profile": Command("tuner.cli", "tune", "how much each precision damages each window"),
     "allocate": Command("tuner.cli", "ort", "a sensitivity table to schedules, without a model"),
     "tune": Command("tuner.cli", "tune", "graphs to a bundle: the engine each window should run"),
+    "report": Command("tuner.report_command", "report", "what a tune did, as one HTML page"),
     "run": Command("engines.cli", "ort", "answer prompts with a bundle"),
     "eval": Command("tuner.cli", "tune", "accuracy and agreement on held-out prompts"),
     "inspect": Command("engines.cli", "ort", "what an export or a bundle holds"),

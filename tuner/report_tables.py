@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from tuner.costs import Reals
 from tuner.report_data import Record, Row, Spread, Task
 from tuner.report_task_figures import interval
 from tuner.report_trials import MOST_ROWS, competing, non_dominated, status, thinned
@@ -87,7 +88,7 @@ def _compared(
         row.label,
         strip(row.schedule, colours),
         figure_of(row.mean_bits, 2),
-        *([spread(row.ms, 2)] if timed else []),
+        *([spread(row.ms, 1)] if timed else []),
         *([spread(row.accuracy, 1, 100.0)] if graded else []),
         spread(row.agreement, 1, 100.0),
     ]
@@ -108,8 +109,8 @@ def sensitivities(task: str, sensitivity: Sensitivity) -> Table | None:
             found = []
             for key, values in (("kl", table.kl), ("gain", table.gain)):
                 end = ends[key]
-                found.append(_with(values[window, column], end, (window, column)))
-            first = _with(table.influence[window], influence, (window,))
+                found.append(_with(values, end, (window, column)))
+            first = _with(table.influence, influence, (window,))
             passes = figure_of(float(table.passes[window]), 2)
             own = [str(window + 1), passes, first] if column == 0 else ["", "", ""]
             rows.append([*own, name, *found])
@@ -121,12 +122,10 @@ def sensitivities(task: str, sensitivity: Sensitivity) -> Table | None:
     )
 
 
-def _with(value: object, ends: tuple[object, object] | None, at: tuple[int, ...]) -> str:
-    middle = f"{number(float(value)):.3g}"  # type: ignore[arg-type]
+def _with(values: Reals, ends: tuple[Reals, Reals] | None, at: tuple[int, ...]) -> str:
     if ends is None:
-        return middle
-    low, high = (float(end[at]) for end in ends)  # type: ignore[index]
-    return f"{middle} [{low:.3g}, {high:.3g}]"
+        return f"{values[at]:.3g}"
+    return f"{values[at]:.3g} [{ends[0][at]:.3g}, {ends[1][at]:.3g}]"
 
 
 def listed(record: Record) -> tuple[list[TrialResult], str]:

@@ -76,9 +76,9 @@ def heat(
         return None
     windows = sensitivity.windows
     order = sorted(range(len(names)), key=lambda at: -sensitivity.precisions[at].precision.bits)
-    rows = 20 * len(names)
-    heights = [62, 62, rows, rows, 22]
-    with canvas(640, sum(heights) + 130) as figure:
+    rows = 21 * len(names)
+    heights = [66, 66, rows, rows, 22]
+    with canvas(640, sum(heights) + 140) as figure:
         panels = figure.subplots(5, 1, sharex=True, height_ratios=heights)
         influence, gains, maps_k, maps_gain, strip = panels
         at = np.arange(1.0, windows + 1.0)
@@ -93,7 +93,7 @@ def heat(
         if ends is None:
             gains.set_title(f"gain over {short(sensitivity.base)}", loc="left")
         labels = [short(names[column], 12) for column in order]
-        _map(maps_k, table.kl[:, order], labels, "K, powers of ten", True)
+        _map(maps_k, table.kl[:, order], labels, "K, on a scale of powers of ten", True)
         _map(maps_gain, table.gain[:, order], labels, "gain", False)
         _strip(strip, task, windows, colours)
         strip.set_xlabel("window")
@@ -121,13 +121,12 @@ def latencies(task: Task, index: int) -> str | None:
             colour = CHOSEN if ships else MUTED
             axes.plot([ms.low, ms.high], [place, place], color=colour, linewidth=2.0)
             axes.plot([ms.middle], [place], "o", color=colour, markersize=6)
-            axes.annotate(
+            axes.text(
+                1.01,
+                place,
                 f"{ms.middle:.4g}",
-                (ms.high, place),
-                xytext=(6, 0),
-                textcoords="offset points",
+                transform=axes.get_yaxis_transform(),
                 va="center",
-                size=10,
                 color=INK if ships else MUTED,
             )
         values = [end for _, ms in rows for end in (ms.low, ms.middle, ms.high)]
@@ -135,9 +134,8 @@ def latencies(task: Task, index: int) -> str | None:
         if budget is not None and math.isfinite(budget):
             values.append(budget)
             axes.axvline(budget, color=INK, linewidth=1.0, linestyle=(0, (4, 3)))
-            axes.set_title(f"dashed: budget {budget:.4g} ms", loc="right", size=10, color=MUTED)
-        low, high = padded(values)
-        axes.set_xlim(low, high + 0.08 * (high - low))
+            axes.set_title(f"dashed: budget {budget:.4g} ms", loc="right", size=10.5, color=MUTED)
+        axes.set_xlim(*padded(values))
         axes.set_yticks(range(len(rows)), [short(row.label, 34) for row, _ in rows])
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.set_xlabel("ms a sequence, with 95 % interval")
@@ -156,7 +154,7 @@ def _lines(
     axes.plot(at, values, "o-", color=colour, markersize=4, linewidth=1.5)
     plain_axes(axes, "y")
     axes.yaxis.set_major_locator(MaxNLocator(3))
-    axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 4), useOffset=False)
+    axes.yaxis.set_major_formatter("{x:.6g}")
 
 
 def _map(axes: Axes, values: Reals, labels: Sequence[str], title: str, by_ten: bool) -> None:
@@ -171,14 +169,14 @@ def _map(axes: Axes, values: Reals, labels: Sequence[str], title: str, by_ten: b
         if len(values) <= _ROOM:
             colour = CARD if level >= 5 else INK
             said = f"{values[window, row]:.2g}"
-            axes.text(window + 1, row, said, ha="center", va="center", size=9, color=colour)
+            axes.text(window + 1, row, said, ha="center", va="center", size=10, color=colour)
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set_title(title, loc="left")
     ends = f"lightest {values.min():.2g}, darkest {values.max():.2g}"
-    axes.set_title(ends, loc="right", size=10, color=MUTED)
+    axes.set_title(ends, loc="right", size=10.5, color=MUTED)
 
 
 def _levels(values: Reals, by_ten: bool) -> Indices:
@@ -214,7 +212,7 @@ def _strip(axes: Axes, task: Task, windows: int, colours: Mapping[str, int]) -> 
         axes.add_patch(Rectangle((window + 0.5, -0.5), 1, 1, facecolor=fill, edgecolor=CARD))
         if windows <= 2 * _ROOM:
             said = short(name, 8)
-            axes.text(window + 1, 0, said, ha="center", va="center", size=9, color=CARD)
+            axes.text(window + 1, 0, said, ha="center", va="center", size=10, color=CARD)
 
 
 def _colour(name: str, colours: Mapping[str, int]) -> str:
