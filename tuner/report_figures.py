@@ -89,7 +89,9 @@ def history(record: Record) -> str | None:
         if best:
             ends = [*best, (record.trials[-1].number, best[-1][1])]
             axes.step(*zip(*ends, strict=True), where="post", color=GOOD, label="best feasible")
-        axes.set_ylim(*padded([objective(trial) for trial in drawn] or [0.0, 1.0], 0.12))
+        axes.set_ylim(*padded([objective(trial) for trial in drawn], 0.12))
+        if not drawn:
+            axes.set_yticks([])
         if failed:
             shown = thinned(failed, (), MOST_DRAWN)
             axes.plot(
@@ -98,7 +100,7 @@ def history(record: Record) -> str | None:
                 "x",
                 color=FAILED,
                 transform=axes.get_xaxis_transform(),
-                label=f"failed ({len(failed)}), no value",
+                label=f"failed ({len(failed)}), without a value",
                 clip_on=False,
             )
         for trial in _chosen(record):
@@ -235,7 +237,7 @@ def _scatter(
                 zorder=1.8,
             )
         if failed:
-            axes.plot([], [], "x", color=FAILED, label=f"failed ({failed}), no place here")
+            axes.plot([], [], "x", color=FAILED, label=f"failed ({failed}), without a cost")
         if full is not None:
             axes.plot(
                 [full],

@@ -46,6 +46,9 @@ def states(record: Record) -> list[tuple[str, str, str]]:
         found.append((BAD, "All failed", "No trial came to a result; the reasons are below."))
     elif worked and not any(trial.feasible for trial in worked):
         found.append((BAD, "None feasible", "No trial met every limit."))
+    if _has_nan(record):
+        says = "Some numbers of the files are not finite: they are told as such, and not drawn."
+        found.append((BAD, "Not finite", says))
     if simulated(record):
         says = "Activations are rounded, not computed, at their bits: no latency claim is made."
         found.append((NOTE, "Simulated", says))
@@ -108,23 +111,24 @@ def sentence(task: Task, record: Record) -> str:
     elif row.mean_bits is not None:
         parts.append(f"{figure_of(row.mean_bits, 2)} mean bits, not timed")
     if task.loss is not None:
-        allowed = "" if task.floor is None else f" (allowed: {task.floor:g})"
+        allowed = "" if task.floor is None else f" (allowed: {_plain(task.floor)})"
         lost = spread(task.loss, 2)
         tested = "" if row.n is None else f" on {figure_of(row.n, 0)} test prompts"
         parts.append(f"{lost} points lost{tested}{allowed}")
     elif not task.judged:
         parts.append("not judged on test prompts")
-    return "; ".join(parts) + "."
+    return f"{parts[0]}: {'; '.join(parts[1:])}." if parts[1:] else f"{parts[0]}."
 
 
 def verdict(task: Task) -> list[tuple[str, str]]:
     """Return (kind, words) of how a task stands to what it was held to."""
     found = []
-    if task.loss is not None and task.floor is not None and math.isfinite(task.loss.high):
-        kept = task.loss.high <= task.floor
+    floor = math.nan if task.floor is None else task.floor
+    if task.loss is not None and math.isfinite(task.loss.high + floor):
+        kept = task.loss.high <= floor
         found.append((GOOD if kept else BAD, "quality shown" if kept else "quality not shown"))
     ms = task.rows[0].ms if task.rows else None
-    if task.budget_ms is not None and ms is not None and math.isfinite(ms.middle):
+    if task.budget_ms is not None and ms is not None and math.isfinite(ms.middle + task.budget_ms):
         if ms.middle <= task.budget_ms:
             found.append((GOOD, "latency met"))
         elif ms.low <= task.budget_ms:
@@ -178,6 +182,23 @@ def _share(task: Task, row: Row) -> str:
         return ""
     ratio = row.ms.middle / full.middle if full.middle > 0 else math.nan
     return "" if not math.isfinite(ratio) else f", {ratio:.2f} of full precision's"
+
+
+def _plain(value: float) -> str:
+    return f"{value:g}" if math.isfinite(value) else NOT_FINITE
+
+
+def _has_nan(record: Record) -> bool:
+    """Return whether a number that the page is about is not finite."""
+    found = [*record.search.floors.values(), *record.search.full.values()]
+    for budget in record.search.budgets.values():
+        found += budget.values()
+    for task in record.tasks:
+        spreads = [task.loss, *(each for row in task.rows for each in (row.ms, row.accuracy))]
+        spreads += [row.agreement for row in task.rows]
+        for each in spreads:
+            found += [] if each is None else [each.middle, each.low, each.high]
+    return not all(map(math.isfinite, found))
 
 
 def _ends(value: object) -> str:
