@@ -20,6 +20,7 @@ REMARK_AT = 27
 REMARKS = {
     "calib_data/reference/": "the shipped checkpoint: config.json, model.safetensors, tokenizer",
     "engines/BUNDLE.md": "The format of a bundle, in MUST lines.",
+    "tuner/template/": "the page that cadenza report fills, and its style",
     "tests/": "mirrors the four rooms: tests/engines/test_sampler.py tests engines/sampler.py",
     "tests/bench/": "the figures that `make bench` prints",
     "Makefile": "demo, test, test-slow, lint, bench, clean",

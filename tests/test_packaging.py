@@ -76,6 +76,11 @@ def test_the_wheel_ships_the_reference_checkpoint(wheel: Path) -> None:
         assert f"calib_data/reference/{name}" in inside
 
 
+def test_the_wheel_ships_the_template_of_the_report(wheel: Path) -> None:
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    assert {"tuner/template/report.html", "tuner/template/report.css"} <= inside
+
+
 def test_nothing_else_is_in_the_wheel(wheel: Path) -> None:
     tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == {*PACKAGES, "cadenza.py"}
@@ -100,7 +105,11 @@ def test_the_command_works_with_numpy_alone(bare: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("command", "extra"),
-    [(("export", "MODEL", "-o", "EXPORT"), "export"), (("tune", "EXPORT", "-o", "B"), "tune")],
+    [
+        (("export", "MODEL", "-o", "EXPORT"), "export"),
+        (("tune", "EXPORT", "-o", "B"), "tune"),
+        (("report", "B.tune", "-o", "report.html"), "report"),
+    ],
 )
 def test_a_command_without_its_extra_names_it(
     command: tuple[str, ...], extra: str, bare: Path, tmp_path: Path

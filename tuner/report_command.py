@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from engines.errors import InputError
+from engines.errors import InputError, require
 from engines.terminal import command_parser, emit_json, run_command, size
 from tuner.folder import write_text
 from tuner.report_data import read_tune_folder
@@ -53,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
         InputError: The folder is none of a tune, or the output may not be replaced.
         MissingExtra: A package for the page is not installed.
     """
+    require("jinja2", "report", "cadenza report")
+    require("matplotlib", "report", "cadenza report")
     output = Path(os.path.realpath(args.output))
     _check(output, args.output, args.folder, args.force)
     record = read_tune_folder(args.folder)

@@ -176,18 +176,19 @@ def read_tune_folder(folder: Path) -> Record:
         notes.append(f"The last line of {TRIALS} is torn and was left out; the file is untouched.")
     if not trials:
         notes.append("No trial has finished yet.")
-    search = _search(_object(folder / SEARCH, notes, "what was asked is not known"))
+    search = _search(_object(folder / SEARCH, notes, "what was asked is not known"), notes)
     result = _object(
         folder / RESULT, notes, "the tune is running or was stopped, so nothing is judged"
     )
     bundle = folder.with_name(folder.name.removesuffix(".tune"))
     named = folder.name.endswith(".tune")
     manifest = _object(bundle / MANIFEST, None, "") if named else {}
-    made = mapping(manifest.get("tune"))
+    made = mapping(manifest.get("tune")).get("identity")
+    own = _object(folder / COMMAND, None, "").get("identity")
     engines = {key: mapping(each) for key, each in mapping(manifest.get("engines")).items()}
     if not engines:
         notes.append("No bundle lies beside the folder, so what was built is not shown.")
-    elif result.get("identity") != made.get("identity"):
+    elif made not in (own, result.get("identity")):
         notes.append("The bundle beside the folder is another tune's, so it is not shown.")
         engines = {}
     chosen = _chosen(trials, result, search.goal)
@@ -243,9 +244,10 @@ def _sensitivity(file: Path, notes: list[str]) -> Sensitivity | None:
         return None
 
 
-def _search(found: Object) -> Search:
+def _search(found: Object, notes: list[str]) -> Search:
     form = found.get("format")
-    if form != FORMAT:
+    if found and form != FORMAT:
+        notes.append(f"{SEARCH} has the format {said(form)}, wanted is {FORMAT}: it is not shown.")
         found = {}
     precisions = [mapping(each) for each in entries(found.get("precisions"))]
     facts = [(key, said(found.get(key))) for key in ("goal", "strategy", "seed") if key in found]

@@ -43,10 +43,9 @@ def page(record: Record) -> str:
     """Return the page of a tune folder.
 
     Raises:
-        MissingExtra: jinja2 or matplotlib is not installed.
+        MissingExtra: jinja2 is not installed.
     """
     jinja2 = require("jinja2", "report", "cadenza report")
-    require("matplotlib", "report", "cadenza report")
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATE, encoding="utf-8"),
         autoescape=True,

@@ -212,16 +212,16 @@ def verdict(task: str, budget_ms: float | None = 52.0) -> Verdict:
     )
 
 
-def result(trial: int, count: int, tasks: Sequence[str] = TASKS, **changes: Any) -> dict[str, Any]:
+def result(trial: int, count: int, names: Sequence[str] = TASKS, **changes: Any) -> dict[str, Any]:
     """Return what `result.json` holds."""
-    names = (*tasks, "default")
+    every = (*names, "default")
     shipped = ["int8"] * (WINDOWS - 2) + ["fp32"] * 2
     return {
         "bundle": "BUNDLE",
         "digest": "d1" * 32,
         "degraded": False,
-        "schedules": {name: {"cpu": shipped} for name in names},
-        "tasks": {name: verdict_json(verdict(name)) for name in names},
+        "schedules": {name: {"cpu": shipped} for name in every},
+        "tasks": {name: verdict_json(verdict(name)) for name in every},
         "made": True,
         "engines": {"built": 12, "reused": 3},
         "identity": IDENTITY,
@@ -231,7 +231,7 @@ def result(trial: int, count: int, tasks: Sequence[str] = TASKS, **changes: Any)
         "trials": count,
         "failed": 2,
         "goal": "latency",
-        "max_loss": dict.fromkeys(tasks, 8.0),
+        "max_loss": dict.fromkeys(names, 8.0),
         "seed": 0,
         "mode": "default",
         "quality_shown_to": 1.4,
