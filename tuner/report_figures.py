@@ -5,7 +5,6 @@ Each function returns an `svg` element, or None where there is nothing to draw.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -27,10 +26,11 @@ from tuner.report_trials import (
     MOST_DRAWN,
     OBJECTIVES,
     best_by_trial,
-    competing,
+    drawable,
     non_dominated,
     thinned,
 )
+from tuner.report_trials import drawn as _drawn
 from tuner.trials import TrialResult
 
 if TYPE_CHECKING:
@@ -76,9 +76,9 @@ def history(record: Record) -> str | None:
     from matplotlib.ticker import MaxNLocator
 
     objective = OBJECTIVES.get(record.search.goal, OBJECTIVES["latency"])
-    worked = competing(record)
+    worked = _drawn(record)
     failed = [trial for trial in record.trials if trial.failed is not None]
-    if not record.trials:
+    if not worked and not failed:
         return None
     best = best_by_trial(worked, objective)
     label = objective_label(record)
@@ -117,7 +117,7 @@ def history(record: Record) -> str | None:
 
 def costs(record: Record) -> str | None:
     """Draw the cheapest trials' costs with their intervals, the cheapest on top."""
-    worked = sorted(competing(record), key=lambda trial: (trial.cost, trial.number))
+    worked = sorted(_drawn(record), key=lambda trial: (trial.cost, trial.number))
     shown = worked[:MOST_COSTS]
     if not shown or record.in_bits:
         return None
@@ -185,13 +185,13 @@ def _cost_label(record: Record) -> str:
 
 def _chosen(record: Record) -> list[TrialResult]:
     chosen = record.chosen
-    return [] if chosen is None or chosen.failed is not None else [chosen]
+    return [trial for trial in _drawn(record) if trial is chosen]
 
 
 def _bounds(record: Record, budget: str) -> list[float]:
     """Return the different bounds of a budget over the tasks, in order."""
     found = {each[budget] for each in record.search.budgets.values() if budget in each}
-    return sorted(bound for bound in found if math.isfinite(bound))
+    return sorted(bound for bound in found if drawable(bound))
 
 
 def _scatter(
@@ -203,14 +203,14 @@ def _scatter(
     full: float | None,
     with_intervals: bool,
 ) -> str | None:
-    worked = competing(record)
+    worked = _drawn(record)
     if not worked:
         return None
     best = non_dominated(worked, across)
     failed = sum(trial.failed is not None for trial in record.trials)
     drawn = thinned(worked, [*best, *_chosen(record)], MOST_DRAWN)
-    floors = sorted({floor for floor in record.search.floors.values() if math.isfinite(floor)})
-    full = full if full is not None and math.isfinite(full) else None
+    floors = sorted({floor for floor in record.search.floors.values() if drawable(floor)})
+    full = full if full is not None and drawable(full) else None
     with canvas(640, 400) as figure:
         axes = figure.add_subplot()
         if with_intervals:
@@ -260,7 +260,7 @@ def _scatter(
         if max(losses) > _WIDE * max([1.0, *floors]):
             axes.set_yscale("symlog", linthresh=max([1.0, *floors]), linscale=0.8)
             axes.set_ylim(padded(losses)[0], max(losses) * 1.3)
-        if min(places) > 0 and max(places) > _WIDE * min(places):
+        if max(places) > _WIDE * min(places) > 1e-9 * max(places):
             axes.set_xscale("log")
             axes.set_xlim(min(places) / 1.2, max(places) * 1.2)
         for axis in (axes.xaxis, axes.yaxis):

@@ -21,7 +21,7 @@ from tuner import report_words as words
 from tuner.report_data import BITS, Record, Task
 from tuner.report_svg import PALETTE
 from tuner.report_tables import Table
-from tuner.report_trials import MOST_DRAWN, competing, thinned
+from tuner.report_trials import MOST_DRAWN, competing, drawn, thinned
 from tuner.report_values import figure_of, said, shown
 
 # The first bytes of every report: what carries them may be replaced by another.
@@ -95,8 +95,8 @@ def _context(record: Record) -> dict[str, Any]:
     palette = colours(record)
     shares, no_shares = _importance(record)
     kinds, more = words.failures(record.trials, _MOST_FAILURES)
-    drawn = len(thinned(competing(record), (), MOST_DRAWN))
     total = len(competing(record))
+    on_page = min(len(drawn(record)), MOST_DRAWN)
     return {
         "version": __version__,
         "css": (_TEMPLATE / "report.css").read_text("utf-8"),
@@ -112,7 +112,7 @@ def _context(record: Record) -> dict[str, Any]:
         "legend": _legend(record, palette),
         "front": figures.front(record),
         "memory": figures.memory(record),
-        "thinned": f"{drawn} of {total:,} trials are drawn." if drawn < total else "",
+        "thinned": f"{on_page} of {total:,} trials are drawn." if on_page < total else "",
         "elsewhere": sum(trial.failed is None for trial in record.trials) - total,
         "trials": tables.trials(record),
         "tasks": [

@@ -47,6 +47,7 @@ SHORT = 26
 _SVG, _LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 _COLOUR = re.compile("|".join(_VARIABLES))
 _FONT = re.compile(r"font: ([^;]*?)([\d.]+px)[^;]*")
+_FAMILY = re.compile(r"font-family: [^;]*(; )?")
 _URL = re.compile(r"url\(#([^)]+)\)")
 
 _STYLE: dict[Any, Any] = {
@@ -119,22 +120,20 @@ def inlined(figure: Figure, name: str, label: str) -> str:
     nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
     figure.savefig(stream, format="svg", metadata=nothing)
     root = ElementTree.fromstring(stream.getvalue())
-    used = set()
+    # Some of matplotlib's ids differ from run to run: those referred to are numbered instead.
+    places: dict[str, str] = {}
     for element in root.iter():
         element.tag = element.tag.removeprefix(_SVG)
         for child in [each for each in element if each.tag in _UNWANTED]:
             element.remove(child)
         if (target := element.attrib.pop(_LINK, None)) is not None:
-            used.add(target[1:])
-            element.set("href", f"#{name}-{target[1:]}")
+            element.set("href", f"#{_numbered(target[1:], places, name)}")
         for key, value in element.attrib.items():
-            used.update(_URL.findall(value))
             if key not in ("id", "href"):
-                element.set(key, _restyled(value, name))
+                element.set(key, _restyled(value, places, name))
     for element in root.iter():
-        own = element.attrib.pop("id", None)
-        if own in used:
-            element.set("id", f"{name}-{own}")
+        if (own := element.attrib.pop("id", None)) in places:
+            element.set("id", places[own])
     for key in ("width", "height", "version"):
         root.attrib.pop(key, None)
     root.set("role", "img")
@@ -146,8 +145,13 @@ def inlined(figure: Figure, name: str, label: str) -> str:
 _UNWANTED = (f"{_SVG}metadata", f"{_SVG}style", f"{_SVG}title")
 
 
-def _restyled(value: str, name: str) -> str:
-    value = _URL.sub(lambda found: f"url(#{name}-{found[1]})", value)
+def _numbered(own: str, places: dict[str, str], name: str) -> str:
+    """Return the id that stands for a drawn one, the same for the same."""
+    return places.setdefault(own, f"{name}-{len(places)}")
+
+
+def _restyled(value: str, places: dict[str, str], name: str) -> str:
+    value = _URL.sub(lambda found: f"url(#{_numbered(found[1], places, name)})", value)
     value = _FONT.sub(
         lambda found: (
             f"font-size: {found[2]}"
@@ -155,6 +159,7 @@ def _restyled(value: str, name: str) -> str:
         ),
         value,
     )
+    value = _FAMILY.sub("", value)
     return _COLOUR.sub(lambda found: f"var({_VARIABLES[found[0]]})", value)
 
 

@@ -27,6 +27,7 @@ from tuner.report_svg import (
     plain_axes,
     short,
 )
+from tuner.report_trials import drawable
 from tuner.report_values import entries, number
 from tuner.sensitivity_file import Sensitivity, TaskTable
 
@@ -131,7 +132,7 @@ def latencies(task: Task, index: int) -> str | None:
             )
         values = [end for _, ms in rows for end in (ms.low, ms.middle, ms.high)]
         budget = task.budget_ms
-        if budget is not None and math.isfinite(budget):
+        if budget is not None and drawable(budget):
             values.append(budget)
             axes.axvline(budget, color=INK, linewidth=1.0, linestyle=(0, (4, 3)))
             axes.set_title(f"dashed: budget {budget:.4g} ms", loc="right", size=10.5, color=MUTED)

@@ -11,6 +11,9 @@ from tuner.trials import TrialResult
 # Marks of a figure, and rows of a table; more are thinned, and it is said.
 MOST_DRAWN, MOST_ROWS = 600, 1_000
 
+# Larger numbers than this are told in tables, and not drawn: no axis holds them and others.
+LARGEST_DRAWN = 1e12
+
 FEASIBLE, INFEASIBLE, FAILED = "feasible", "misses a limit", "failed"
 OBJECTIVES: dict[str, Callable[[TrialResult], float]] = {
     "latency": lambda trial: trial.cost,
@@ -31,6 +34,20 @@ def competing(record: Record) -> list[TrialResult]:
     worked = [trial for trial in record.trials if trial.failed is None]
     device = record.search.device if record.chosen is None else record.chosen.device
     return [trial for trial in worked if trial.device == device] or worked
+
+
+def drawable(*values: float) -> bool:
+    """Return whether an axis can show all values: finite, and not beyond reason."""
+    return all(abs(value) <= LARGEST_DRAWN for value in values)
+
+
+def drawn(record: Record) -> list[TrialResult]:
+    """Return the competing trials that figures can show."""
+    return [
+        trial
+        for trial in competing(record)
+        if drawable(trial.cost, trial.loss, trial.memory_mib, *trial.interval)
+    ]
 
 
 def non_dominated(

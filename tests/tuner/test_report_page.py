@@ -201,7 +201,7 @@ ZERO = {"cost": 0.0, "low": 0.0, "high": 0.0, "loss": 0.0, "memory_mib": 0.0}
         ([], 0),
         (results(1), 4),
         (plain(results(4), **ZERO), 4),
-        (plain(results(5), cost=1e-300, low=1e-300, high=1e300, loss=1e300), 4),
+        (plain(results(5), cost=1e-300, low=1e-300, high=1e300, loss=1e300), 0),
         ([replace(each, violations={"edit: loss": 1.0}) for each in results(3)], 4),
         ([failed(each, "no") for each in results(3)], 1),
         (plain(results(30), loss=-5.0), 5),
