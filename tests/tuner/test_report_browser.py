@@ -92,6 +92,7 @@ def test_a_page_is_whole_quiet_and_within_its_width(
     name, file = case
     window.resize(width)
     window.paint(scheme)
+    window.console(), window.requests()  # what earlier pages left
     window.open(file)
     assert window.console() == []
     assert set(window.requests()) <= {file.resolve().as_uri(), "data:,"}
