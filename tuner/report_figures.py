@@ -5,8 +5,8 @@ Each function returns an `svg` element, or None where there is nothing to draw.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from tuner.report_data import Record
 from tuner.report_svg import (
@@ -85,7 +85,7 @@ def history(record: Record) -> str | None:
     with canvas(640, 300) as figure:
         axes = figure.add_subplot()
         drawn = thinned(worked, _chosen(record), MOST_DRAWN)
-        _marks(axes, drawn, lambda trial: float(trial.number), objective)
+        _marks(axes, worked, drawn, lambda trial: float(trial.number), objective)
         if best:
             ends = [*best, (record.trials[-1].number, best[-1][1])]
             axes.step(*zip(*ends, strict=True), where="post", color=GOOD, label="best feasible")
@@ -225,7 +225,7 @@ def _scatter(
                     linewidth=1.0,
                     zorder=1.5,
                 )
-        _marks(axes, drawn, across, lambda trial: trial.loss)
+        _marks(axes, worked, drawn, across, lambda trial: trial.loss)
         if best:
             axes.step(
                 [across(trial) for trial in best],
@@ -238,22 +238,20 @@ def _scatter(
             )
         if failed:
             axes.plot([], [], "x", color=FAILED, label=f"failed ({failed}), without a cost")
-        if full is not None:
-            axes.plot(
-                [full],
-                [0.0],
-                "D",
-                color=INK,
-                markerfacecolor="none",
-                markersize=6,
-                label="full precision",
-            )
         _limits(axes.axvline, bounds, "budget")
         _limits(axes.axhline, floors, "most points lost")
         for trial in _chosen(record):
             _ring(axes, across(trial), trial.loss)
         ends = [end for trial in drawn for end in (trial.interval if with_intervals else ())]
-        places = [*map(across, drawn), *ends, *bounds, *([] if full is None else [full])]
+        places = [*map(across, drawn), *ends, *bounds]
+        if full is not None:
+            low, high = min(places), max(places)
+            far = not low - (high - low) <= full <= high + (high - low)
+            label_of_full = f"full precision, at {full:.4g}" if far else "full precision"
+            spot = ([], []) if far else ([full], [0.0])
+            hollow: dict[str, Any] = {"color": INK, "markerfacecolor": "none"}
+            axes.plot(*spot, "D", markersize=6, label=label_of_full, **hollow)
+            places += [] if far else [full]
         losses = [*(trial.loss for trial in drawn), *floors, *([] if full is None else [0.0])]
         axes.set_xlim(*padded(places))
         axes.set_ylim(*padded(losses))
@@ -276,17 +274,18 @@ def _scatter(
 
 def _marks(
     axes: Axes,
-    trials: Iterable[TrialResult],
+    every: Sequence[TrialResult],
+    drawn: Sequence[TrialResult],
     across: Callable[[TrialResult], float],
     up: Callable[[TrialResult], float],
 ) -> None:
     """Draw feasible trials as dots, the others as hollow triangles."""
-    every = list(trials)
     for feasible, mark, colour, label in (
         (True, "o", GOOD, "feasible"),
         (False, "^", BAD, "misses a limit"),
     ):
-        of = [trial for trial in every if trial.feasible is feasible]
+        of = [trial for trial in drawn if trial.feasible is feasible]
+        count = sum(trial.feasible is feasible for trial in every)
         if of:
             axes.plot(
                 [across(trial) for trial in of],
@@ -296,7 +295,7 @@ def _marks(
                 markersize=5.5,
                 markerfacecolor=colour if feasible else "none",
                 markeredgewidth=1.1,
-                label=f"{label} ({len(of)})",
+                label=f"{label} ({count:,})",
             )
 
 

@@ -202,11 +202,12 @@ def _strip(axes: Axes, task: Task, windows: int, colours: Mapping[str, int]) -> 
     from matplotlib.patches import Rectangle
 
     schedule = task.rows[0].schedule if task.rows else ()
-    axes.set_yticks([0], [short(task.rows[0].label, 14) if task.rows else "no schedule"])
+    known = len(schedule) == windows
+    axes.set_yticks([0], [short(task.rows[0].label, 14) if known else "unknown"])
     axes.set_ylim(0.5, -0.5)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    if len(schedule) != windows:
+    if not known:
         return
     for window, name in enumerate(schedule):
         fill = _colour(name, colours)

@@ -107,6 +107,8 @@ def test_a_page_is_whole_quiet_and_within_its_width(
     texts = window.run(SIZES.replace("arguments[0]", "'figure svg text'"))
     assert len(texts) > 5 * len(figures)
     assert all(size[0] > 0 for size in texts)
+    window.run("for (const each of document.querySelectorAll('details')) each.open = true")
+    assert window.run(OVERFLOW) == []
     said = window.run("return document.body.innerText")
     if name == "not finite":
         assert "not finite" in said
