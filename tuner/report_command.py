@@ -16,6 +16,7 @@ from engines.terminal import command_parser, emit_json, run_command, size
 from tuner.folder import write_text
 from tuner.report_data import read_tune_folder
 from tuner.report_page import MARKER, page
+from tuner.report_values import shown
 
 _EXAMPLES = """\
 examples:
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     _check(output, args.output, args.folder, args.force)
     record = read_tune_folder(args.folder)
     for note in record.notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {shown(note)}", file=sys.stderr)
     text = page(record)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)

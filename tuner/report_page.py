@@ -159,6 +159,7 @@ def _task(index: int, task: Task, record: Record, palette: Mapping[str, int]) ->
         "heat": None if table is None else task_figures.heat(task, index, table, palette),
         "heat_table": None if table is None else tables.sensitivities(task.name, table),
         "latencies": task_figures.latencies(task, index),
+        "latency_table": tables.latencies(task),
         "judged": task.judged,
     }
 

@@ -94,6 +94,16 @@ def _compared(
     ]
 
 
+def latencies(task: Task) -> Table:
+    """Return milliseconds a sequence of what ships and of what it is compared with."""
+    rows: list[list[str | Strip]] = []
+    for row in task.rows[:200]:
+        if row.ms is not None:
+            ends = (row.ms.middle, row.ms.low, row.ms.high)
+            rows.append([row.label, *(figure_of(end, 3) for end in ends)])
+    return Table(columns=("schedule", "#median, ms", "#low", "#high"), rows=rows)
+
+
 def sensitivities(task: str, sensitivity: Sensitivity) -> Table | None:
     """Return influence, K and gain of a task by window and precision, with their intervals."""
     table = sensitivity.tasks.get(task)

@@ -89,6 +89,6 @@ def thinned(
         return list(trials)
     kept = {trial.number for trial in keep}
     others = [trial for trial in trials if trial.number not in kept]
-    room = max(most - len(kept), 1)
+    room = min(max(most - len(kept), 1), len(others))
     chosen = {others[index * len(others) // room].number for index in range(room)} | kept
     return [trial for trial in trials if trial.number in chosen]

@@ -180,6 +180,7 @@ def test_thinning_keeps_what_it_must_and_the_order() -> None:
     assert {7, 333} <= {each.number for each in rows}
     assert 48 <= len(rows) <= 52
     assert thinned(found[:50], keep, 50) == found[:50]
+    assert thinned(found, found, 50) == found
 
 
 @pytest.mark.parametrize(
