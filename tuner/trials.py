@@ -113,14 +113,23 @@ class TrialLog:
         Raises:
             InputError: A line before the last is not a trial.
         """
-        if not self.path.exists():
-            return []
-        content = self.path.read_bytes()
-        lines = content.split(b"\n")
-        if lines[-1]:
+        results, torn = self.peek()
+        if torn:
             print(f"warning: dropped a torn last line of {self.path}", file=sys.stderr)
             with self.path.open("r+b") as file:
-                file.truncate(len(content) - len(lines[-1]))
+                file.truncate(self.path.stat().st_size - torn)
+        return results
+
+    def peek(self) -> tuple[list[TrialResult], int]:
+        """Return the finished trials and the bytes of a torn last line; changes nothing.
+
+        Raises:
+            InputError: A line before the last is not a trial.
+        """
+        try:
+            lines = self.path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return [], 0
         results: list[TrialResult] = []
         for number, line in enumerate(lines[:-1], start=1):
             try:
@@ -133,7 +142,7 @@ class TrialLog:
                     f"its trials again, what they measured is in the cache"
                 ) from error
             results.append(result)
-        return results
+        return results, len(lines[-1])
 
     def append(self, result: TrialResult) -> None:
         """Add a finished trial; it survives a kill from here on."""
