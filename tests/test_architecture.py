@@ -28,7 +28,7 @@ AT_HOME: dict[str, tuple[str, ...]] = {
     "onnxscript": ("exporter/",),
     "onnx": ("exporter/", "engines/ort.py"),
     "optuna": ("tuner/search.py", "tuner/study.py"),
-    "sqlalchemy": ("tuner/search.py",),
+    "sqlalchemy": ("tuner/study.py",),
     "onnxruntime": ("engines/ort.py",),
     "tensorrt": ("engines/trt.py",),
     "tensorrt_rtx": ("engines/trt.py",),

@@ -171,7 +171,12 @@ def read_tune_folder(folder: Path) -> Record:
         raise InputError(f"{str(folder)!r} is not the folder of a tune; {mend}")
     notes: list[str] = []
     log = folder / TRIALS
-    trials, torn = TrialLog(log).look()
+    try:
+        trials, torn = TrialLog(log).peek()
+    except OSError as error:
+        raise InputError(
+            f"{str(log)!r} cannot be read ({error.strerror}); mend its rights, or give another folder"
+        ) from error
     if torn:
         notes.append(f"The last line of {TRIALS} is torn and was left out; the file is untouched.")
     if not trials:

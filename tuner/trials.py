@@ -10,7 +10,6 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -114,49 +113,36 @@ class TrialLog:
         Raises:
             InputError: A line before the last is not a trial.
         """
-        if not self.path.exists():
-            return []
-        content = self.path.read_bytes()
-        lines = content.split(b"\n")
-        if lines[-1]:
+        results, torn = self.peek()
+        if torn:
             print(f"warning: dropped a torn last line of {self.path}", file=sys.stderr)
             with self.path.open("r+b") as file:
-                file.truncate(len(content) - len(lines[-1]))
-        mend = "remove the file to run its trials again, what they measured is in the cache"
-        return self._results(lines[:-1], mend)
+                file.truncate(self.path.stat().st_size - torn)
+        return results
 
-    def look(self) -> tuple[list[TrialResult], bool]:
-        """Return the finished trials, and whether the last line is torn; the file stays as it is.
-
-        For who only reads: a tune may be writing that line just now.
+    def peek(self) -> tuple[list[TrialResult], int]:
+        """Return the finished trials and the bytes of a torn last line; changes nothing.
 
         Raises:
-            InputError: A line before the last is not a trial, or the file cannot be read.
+            InputError: A line before the last is not a trial.
         """
         try:
             lines = self.path.read_bytes().split(b"\n")
         except FileNotFoundError:
-            return [], False
-        except OSError as error:
-            raise InputError(
-                f"{self.path} cannot be read ({error.strerror}); mend its rights, or move it away"
-            ) from error
-        mend = "mend the line, or read it with the version of cadenza that wrote it"
-        return self._results(lines[:-1], mend), bool(lines[-1])
-
-    def _results(self, lines: Sequence[bytes], mend: str) -> list[TrialResult]:
+            return [], 0
         results: list[TrialResult] = []
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(lines[:-1], start=1):
             try:
                 result = TrialResult.from_json(json.loads(line))
                 if results and result.number <= results[-1].number:
                     raise ValueError(f"its number is {result.number}, after {results[-1].number}")
             except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
                 raise InputError(
-                    f"{self.path}, line {number}: not a trial ({error}); {mend}"
+                    f"{self.path}, line {number}: not a trial ({error}); remove the file to run "
+                    f"its trials again, what they measured is in the cache"
                 ) from error
             results.append(result)
-        return results
+        return results, len(lines[-1])
 
     def append(self, result: TrialResult) -> None:
         """Add a finished trial; it survives a kill from here on."""
