@@ -175,7 +175,7 @@ def read_tune_folder(folder: Path) -> Record:
         trials, torn = TrialLog(log).peek()
     except OSError as error:
         raise InputError(
-            f"{str(log)!r} cannot be read ({error.strerror}); mend its rights, or give another folder"
+            f"{str(log)!r} cannot be read ({error.strerror}); mend its rights"
         ) from error
     if torn:
         notes.append(f"The last line of {TRIALS} is torn and was left out; the file is untouched.")
