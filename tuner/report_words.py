@@ -52,6 +52,14 @@ def states(record: Record) -> list[tuple[str, str, str]]:
     if simulated(record):
         says = "Activations are rounded, not computed, at their bits: no latency claim is made."
         found.append((NOTE, "Simulated", says))
+    missed = [
+        f"{task.name}: {says}"
+        for task in record.tasks
+        for kind, says in verdict(task)
+        if kind == BAD
+    ]
+    if missed and not any(kind == BAD for kind, _, _ in found):
+        found.insert(0, (BAD, "Not all met", f"{'; '.join(missed[:10])}."))
     if not any(kind == BAD for kind, _, _ in found):
         says = "Everything that was asked for was shown on test prompts."
         found.insert(0, (GOOD, "Complete", says))

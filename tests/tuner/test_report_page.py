@@ -135,6 +135,24 @@ def test_what_a_reader_must_know_stands_at_the_top(
     assert ("Complete" in top) == (says in ("Complete", "no latency claim"))
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"budget_ms": 40.0}, "edit: latency missed by 20.5 %"),
+        ({"loss": [0.5, -0.4, 9.0]}, "edit: quality not shown"),
+    ],
+)
+def test_a_page_never_says_complete_over_a_task_that_misses(
+    tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    found = result(0, 6)
+    found["tasks"]["edit"] |= changes
+    text = Parsed(made(tmp_path, results(6), sensitivity=None, result=found)).text
+    top = text[: text.index("What ships")]
+    assert says in top
+    assert "Complete" not in top
+
+
 def test_what_ships_is_a_sentence_a_task(usual: str) -> None:
     text = " ".join(Parsed(usual).text.split())
     said = (
