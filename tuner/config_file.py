@@ -237,7 +237,7 @@ def _from_file(file: Path) -> dict[str, Sourced]:
     except UnicodeError as error:
         raise InputError(f"{str(file)!r} is not UTF-8 ({error}); save it as UTF-8") from error
     node = _composed(text, str(file))
-    if node is None:
+    if node is None or (node.id == "scalar" and node.value in _NULLS):
         return {}
     found: dict[str, Sourced] = {}
     _walk(node, "", str(file), file.parent, found)
@@ -265,6 +265,9 @@ def _composed(text: str, where: str) -> Any:
             if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
                 line = event.start_mark.line + 1
                 raise InputError(f"{where}:{line}: anchors and aliases are not read; write it out")
+            if str(getattr(event, "tag", None) or "!").startswith(("tag:", "!!")):
+                line = event.start_mark.line + 1
+                raise InputError(f"{where}:{line}: tags are not read; write the plain value")
         return yaml.compose(text, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, RecursionError) as error:
         said = " ".join(str(error).split())
@@ -339,6 +342,7 @@ def _known(key: str, at: str, whole: bool = False) -> None:
         if whole and any(each.startswith(f"{key}.") for each in KEYS):
             return
         plain = [each.removesuffix(".*") for each in KEYS]
+        plain += {each.partition(".")[0] for each in KEYS if "." in each}
         near = difflib.get_close_matches(key, plain, 1, 0.5)
         mend = f"did you mean {near[0]!r}?" if near else f"keys are {', '.join(plain)}"
         raise InputError(f"{at}: unknown key {key!r}; {mend}") from None

@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -276,3 +277,29 @@ def test_target_and_provider_must_agree(spec: EngineSpec) -> None:
         replace(spec, target="cuda")
     with pytest.raises(ValueError, match="needs a graph"):
         replace(spec, serve=None)
+
+
+def test_what_was_not_used_for_longest_is_evicted_first_and_foreign_files_stay(
+    tmp_path: Path,
+) -> None:
+    cache = Cache(tmp_path / "cache")
+    keys = [digest_json(number) for number in range(4)]
+    for age, key in enumerate(keys):
+        cache.put("kind", key, "x" * 100)
+        path = tmp_path / "cache" / "v1" / "kind" / f"{key}.json"
+        os.utime(path, (1000.0 + age, 1000.0 + age))
+    size = path.stat().st_size
+    foreign = path.parent / "notes.json"
+    foreign.write_text("mine")
+    stale, young = path.parent / ".partial-old", path.parent / ".partial-new"
+    for each in (stale, young):
+        each.write_text("half")
+    os.utime(stale, (1000.0, 1000.0))
+    assert cache.get("kind", keys[0]) is not None  # used now
+    now = time.time() - 60.0
+    assert cache.evict(2 * size, now) == (2, 2 * size)
+    left = [key for key in keys if cache.get("kind", key) is not None]
+    assert left == [keys[0], keys[3]]
+    assert foreign.exists() and young.exists() and not stale.exists()
+    assert cache.evict(0, now) == (0, 0), "nothing that this run used may go"
+    assert cache.evict(1e12, now) == (0, 0)
