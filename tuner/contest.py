@@ -42,6 +42,7 @@ from tuner.rollout import with_rollout
 from tuner.sensitivity import PromptTables, prompt_tables
 from tuner.sensitivity_file import Profiled, Sensitivity, TaskTable
 from tuner.space import Candidate
+from tuner.stopwatch import EVALUATE
 from tuner.tables import Question, answered
 from tuner.timing import Timing, time_candidate
 from tuner.trials import TrialResult
@@ -216,19 +217,21 @@ class Contest:
             prompts=[item.ids for item in job.calibration],
             with_moves=with_moves,
         )
-        tables = answered(question, self.bench.cache, measured)
+        with self.shop.watch(EVALUATE):
+            tables = answered(question, self.bench.cache, measured)
         if self.bench.config.proxy == "rollout":
             ids = self.full_answers(job, job.calibration).ids
-            tables = with_rollout(
-                tables,
-                job.calibration,
-                job.sampler,
-                names[0],
-                engines.fleet,
-                self.bench.cache,
-                ids,
-                self._read(job, ids),
-            )
+            with self.shop.watch(EVALUATE):
+                tables = with_rollout(
+                    tables,
+                    job.calibration,
+                    job.sampler,
+                    names[0],
+                    engines.fleet,
+                    self.bench.cache,
+                    ids,
+                    self._read(job, ids),
+                )
         return summarize(
             tables,
             [precision.bits for precision in reversed(self.bench.precisions)],
@@ -270,7 +273,8 @@ class Contest:
         self, engines: Engines, job: Job, items: tuple[Item, ...], schedule: Schedule
     ) -> Answers:
         """Return the answers of a schedule to items of a task."""
-        return answer(items, job.sampler, schedule, engines.fleet, self.bench.cache)
+        with self.shop.watch(EVALUATE):
+            return answer(items, job.sampler, schedule, engines.fleet, self.bench.cache)
 
     def full_answers(self, job: Job, items: tuple[Item, ...]) -> Answers:
         """Return full precision's answers, by the default engines."""

@@ -38,6 +38,7 @@ from tuner.search_file import SEARCH, contrast, described
 from tuner.settle import Settled, settle
 from tuner.ship import ship
 from tuner.space import Candidate, size
+from tuner.stopwatch import BUILD, EVALUATE, MEASURE
 from tuner.study import open_study
 from tuner.trials import TrialLog, TrialResult
 from tuner.workbench import Workbench, prepare
@@ -175,7 +176,10 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
         "reused": contest.shop.built.reused,
     }
     say(f"{counts['built']} engines built, {counts['reused']} reused from the cache")
-    summary = _summary(bundle, verdicts, {"made": True, "engines": counts, **facts})
+    seconds = _spent([*(each.seconds for each in results), contest.shop.watch.spent])
+    seconds["all"] = time.time() - began
+    made = {"made": True, "engines": counts, "seconds": seconds}
+    summary = _summary(bundle, verdicts, made | facts)
     for name, job in bench.jobs.items():
         found = contest.sensitivity(winner.candidate, job)
         if found.indistinct:
@@ -295,6 +299,12 @@ def _settled(contest: Contest, results: Sequence[TrialResult]) -> tuple[TrialRes
         contest.bench.say(f"trial {winner.number + 1} misses its latency; trying the next best")
     _, winner, settled = min(missed, key=lambda each: each[0])
     return winner, settled
+
+
+def _spent(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the seconds by kind of work, added up."""
+    kinds = (BUILD, MEASURE, EVALUATE)
+    return {kind: sum(part.get(kind, 0.0) for part in parts) for kind in kinds}
 
 
 def _floor(config: TuneConfig, bench: Workbench, task: str) -> float:

@@ -25,6 +25,7 @@ from tuner.choice import Choice
 from tuner.contest import Contest
 from tuner.costs import Reals
 from tuner.space import Candidate
+from tuner.stopwatch import MEASURE
 from tuner.trials import TrialResult
 
 # How often a schedule that misses its latency is chosen anew.
@@ -170,16 +171,17 @@ def time_schedules(
     )
     kept = bench.cache.get("schedules", key)
     if kept is None:
-        found = measure_schedules(
-            dict(sorted(distinct.items())),
-            engines.fleet.engines,
-            batch,
-            length,
-            engines.folder.model,
-            repeats=rounds,
-            seed=bench.config.seed,
-            passes=counts,
-        )
+        with contest.shop.watch(MEASURE):
+            found = measure_schedules(
+                dict(sorted(distinct.items())),
+                engines.fleet.engines,
+                batch,
+                length,
+                engines.folder.model,
+                repeats=rounds,
+                seed=bench.config.seed,
+                passes=counts,
+            )
         kept = {name: [each.median, each.low, each.high] for name, each in found.items()}
         bench.cache.put("schedules", key, kept)
     return {label: Interval(*kept[key]) for label, key in keys.items()}

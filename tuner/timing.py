@@ -15,6 +15,7 @@ from engines.noise import drift
 from engines.precision import FULL_PRECISION
 from engines.schedule import SamplerConfig, fixed_steps_like
 from tuner.space import Candidate
+from tuner.stopwatch import MEASURE
 from tuner.workshop import Workshop
 
 # The lane of full precision with the default options.
@@ -128,19 +129,20 @@ def time_candidate(shop: Workshop, candidate: Candidate, sampler: SamplerConfig)
     shape = shop.bench.export.shape
     lanes: dict[str, Backend] = dict(engines.fleet.engines)
     lanes[_ANCHOR] = anchor.engines[FULL_PRECISION.name]
-    kept = timed_passes(
-        lanes,
-        {**engines.fleet.keys, _ANCHOR: anchor.keys[FULL_PRECISION.name]},
-        tuple(engines.fleet.engines),
-        _ANCHOR,
-        fixed,
-        candidate.windows,
-        (shape.batch[1], shape.prompt[1]),
-        engines.folder.model,
-        shop.bench.effort.repeats,
-        shop.bench.config.seed,
-        shop.bench.cache,
-    )
+    with shop.watch(MEASURE):
+        kept = timed_passes(
+            lanes,
+            {**engines.fleet.keys, _ANCHOR: anchor.keys[FULL_PRECISION.name]},
+            tuple(engines.fleet.engines),
+            _ANCHOR,
+            fixed,
+            candidate.windows,
+            (shape.batch[1], shape.prompt[1]),
+            engines.folder.model,
+            shop.bench.effort.repeats,
+            shop.bench.config.seed,
+            shop.bench.cache,
+        )
     anchored = kept["pass"][_ANCHOR]
     first = anchored
     if candidate.setting != shop.default:

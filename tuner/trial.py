@@ -25,6 +25,7 @@ from tuner.contest import Contest
 from tuner.gate import first_look, refused
 from tuner.rule import schedule_of
 from tuner.space import Candidate
+from tuner.stopwatch import EVALUATE, MEASURE
 from tuner.timing import Timing
 from tuner.trials import TrialResult
 
@@ -59,7 +60,8 @@ def run_trial(
         number: Of the trial.
         best: The best trial before, which this one is timed against.
     """
-    began, before = time.monotonic(), state()
+    before, watch = state(), contest.shop.watch
+    began, spent = time.monotonic(), dict(watch.spent)
 
     def out(
         error: BackendError | BudgetError, distances: dict[str, dict[str, float | None]]
@@ -72,7 +74,7 @@ def run_trial(
             distances=distances,
             device=contest.bench.device,
             machine=before,
-            seconds={"all": time.monotonic() - began},
+            seconds={**watch.since(spent), "all": time.monotonic() - began},
             failed=str(error),
             nearest=error.nearest if isinstance(error, BudgetError) else None,
         )
@@ -107,7 +109,7 @@ def run_trial(
             device=contest.bench.device,
             machine=before,
             against=_against(contest, candidate, runs, cost, best),
-            seconds={"all": time.monotonic() - began},
+            seconds={**watch.since(spent), "all": time.monotonic() - began},
         )
     except (BackendError, BudgetError) as error:
         return out(error, distances)
@@ -133,12 +135,13 @@ def look(contest: Contest, candidate: Candidate) -> dict[str, dict[str, float | 
     key = digest_json(asked)
     kept: dict[str, dict[str, float | None]] | None = bench.cache.get("look", key)
     if kept is None:
-        found = first_look(
-            contest.shop.few_states(_LOOKED_AT),
-            full.engines[FULL_PRECISION.name],
-            {name: engines.fleet.engines[name] for name in names},
-            bench.export.model.mask_id,
-        )
+        with contest.shop.watch(EVALUATE):
+            found = first_look(
+                contest.shop.few_states(_LOOKED_AT),
+                full.engines[FULL_PRECISION.name],
+                {name: engines.fleet.engines[name] for name in names},
+                bench.export.model.mask_id,
+            )
         kept = {name: each.to_json() for name, each in found.items()}
         bench.cache.put("look", key, kept)
     contest.step("first look")
@@ -247,14 +250,15 @@ def _against(
     key = digest_json([keys, [shape.batch[1], shape.prompt[1]], repeats, bench.config.seed])
     kept: list[float] | None = bench.cache.get("against", key)
     if kept is None:
-        found = compare_schedules(
-            lanes,
-            shape.batch[1],
-            shape.prompt[1],
-            bench.export.model,
-            repeats=repeats,
-            seed=bench.config.seed,
-        ).ratio("candidate", "best")
+        with contest.shop.watch(MEASURE):
+            found = compare_schedules(
+                lanes,
+                shape.batch[1],
+                shape.prompt[1],
+                bench.export.model,
+                repeats=repeats,
+                seed=bench.config.seed,
+            ).ratio("candidate", "best")
         kept = [found.median, found.low, found.high]
         bench.cache.put("against", key, kept)
     contest.step("timed against the best")

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from tuner.contest import Contest
 from tuner.gate import check_baseline
 from tuner.search_file import full_precision
 from tuner.space import Candidate
+from tuner.stopwatch import EVALUATE
 from tuner.trial import run_trial
 from tuner.trials import TrialResult
 from tuner.workbench import Workbench, prepare
@@ -65,18 +65,20 @@ def serve(given: Mapping[str, Any]) -> Callable[[Any, Callable[[str], None]], An
         contest = Contest(shop, step=note)
         if request["do"] == "baseline":
             full = shop.engines(shop.default).fleet.engines[FULL_PRECISION.name]
-            found = check_baseline(bench.export, full)
+            with shop.watch(EVALUATE):
+                found = check_baseline(bench.export, full)
             return {
                 "baseline": None if found is None else found.to_json(),
                 "full": full_precision(contest),
+                "seconds": dict(shop.watch.spent),
             }
         if request["do"] != "trial":
             raise InputError(f"a worker knows no request {request['do']!r}; report this")
-        began, built = time.monotonic(), shop.built.built
+        built = shop.built.built
         best = None if request["best"] is None else TrialResult.from_json(request["best"])
         result = run_trial(contest, Candidate.of(request["candidate"]), request["number"], best)
-        spent = {"all": time.monotonic() - began, "built": float(shop.built.built - built)}
-        return replace(result, seconds={**result.seconds, **spent}).to_json()
+        counted = {**result.seconds, "built": float(shop.built.built - built)}
+        return replace(result, seconds=counted).to_json()
 
     return handle
 

@@ -33,6 +33,7 @@ from exporter.requantize import requantize
 from tuner.evaluate import EVALUATION_BATCH, Fleet, Item
 from tuner.ranking import rank_blocks
 from tuner.space import Candidate, Knob, candidate_of, knobs, narrowed
+from tuner.stopwatch import BUILD, EVALUATE, Stopwatch
 from tuner.workbench import Workbench
 
 # Prompts of each task on whose traces the blocks are ranked.
@@ -66,11 +67,13 @@ class Workshop:
         bench: Export, prompts and cache.
         work: Folder for the graphs of other recipes.
         built: Counts engines built and reused.
+        watch: Counts the seconds spent.
     """
 
     bench: Workbench
     work: Path
     built: BuildLog = field(default_factory=BuildLog)
+    watch: Stopwatch = field(default_factory=Stopwatch)
     _loaded: dict[Candidate, Engines] = field(default_factory=dict)
 
     @property
@@ -126,7 +129,8 @@ class Workshop:
         setting = candidate.setting
         if setting in self._loaded:
             self._loaded[setting] = self._loaded.pop(setting)  # asked for last
-        else:
+            return self._loaded[setting]
+        with self.watch(BUILD):
             folder = self._folder(setting)
             for other in [each for each in self._loaded if each != self.default][:-1]:
                 del self._loaded[other]
@@ -150,10 +154,11 @@ class Workshop:
         """Full-precision trajectories of every task's calibration prompts."""
         fleet = self.engines(self.default).fleet
         full = fleet.engines[FULL_PRECISION.name]
-        return {
-            name: trace_items(job.calibration, job.sampler, name, full, fleet.model)
-            for name, job in self.bench.jobs.items()
-        }
+        with self.watch(EVALUATE):
+            return {
+                name: trace_items(job.calibration, job.sampler, name, full, fleet.model)
+                for name, job in self.bench.jobs.items()
+            }
 
     def few_states(self, prompts: int) -> list[Pass]:
         """Return every pass of full precision's denoising of each task's first prompts."""

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from tests.bench import allocation, generate, profiling, tuning
+from tests.bench import allocation, generate, profiling, searching, tuning
 from tests.bench.figure import Figure
 
 FIGURES: dict[str, Callable[[], Figure]] = {
@@ -27,6 +27,14 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     ),
     "profile_passes": profiling.profile_passes,
     "profile_wall": profiling.profile_wall,
+    "search_evaluations": partial(searching.search_evaluations, "search_evaluations", "full"),
+    **{
+        f"search_evaluations_{other}": partial(
+            searching.search_evaluations, f"search_evaluations_{other}", other
+        )
+        for other in ("random", "fast", "mixed")
+    },
+    "search_overhead": tuning.search_overhead,
     "rebuild_count": tuning.rebuild_count,
 }
 
