@@ -194,6 +194,7 @@ class TuneConfig:
         elsewhere = (
             *("output", "storage", "timeout_s", "baselines", "graders", "others"),
             *("child_limit_s", "cache_limit_mib"),
+            "trials",  # more of them go on where fewer ended
         )
         parts = asdict(self) | {"export": export_digest, "tasks": prompts_digest}
         parts |= dict.fromkeys(elsewhere)

@@ -9,28 +9,26 @@ cache.  Interrupted, it writes the best bundle so far, not judged, and says so.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engines.build import Cache
-from engines.bundle import Bundle, check_output, is_bundle, read_bundle
+from engines.bundle import check_output
 from engines.child import Child, ChildError
-from engines.errors import BudgetError, BundleError
+from engines.errors import BudgetError
 from engines.files import digest_file
-from engines.precision import Precision
 from engines.terminal import Progress
 from exporter.folder import EXPORT
 from tuner.best import best_of, best_trial
-from tuner.closing_table import Verdict, verdict_json
+from tuner.closing_table import Verdict
 from tuner.config import TuneConfig
 from tuner.contest import Contest
 from tuner.folder import CONFIG, TRIALS, tune_folder, worker_of, write_json
 from tuner.gate import baseline_said
 from tuner.judge import judge
+from tuner.outcome import Outcome, finished, shortfall, summary, tune_of
 from tuner.preflight import MIB, check, foreseen
 from tuner.profile_report import indistinct
 from tuner.search import search
@@ -49,27 +47,6 @@ from tuner.workshop import Workshop
 STEPS = 2
 
 _INTERRUPTED = "interrupted: writing the best bundle so far, not judged on test prompts"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What a tune ended with.
-
-    Attributes:
-        bundle: As written, or as found.
-        verdicts: On each task and `default`; empty where nothing was judged now.
-        precisions: That a schedule of the verdicts may run.
-        shortfall: What was asked for and not shown, or None; the bundle says it is degraded.
-        interrupted: Whether it was stopped and the bundle is the best so far.
-        summary: For `--json`.
-    """
-
-    bundle: Bundle
-    verdicts: tuple[Verdict, ...]
-    precisions: tuple[Precision, ...]
-    shortfall: str | None
-    interrupted: bool
-    summary: Mapping[str, Any]
 
 
 def tune(
@@ -95,18 +72,19 @@ def tune(
     bench = prepare(config, cache, say)
     digests = [digest_file(each / EXPORT).sha256 for each in (config.export, *config.others)]
     identity = config.identity("/".join(digests), bench.prompts_digest)
-    finished = _finished(config.output, identity, force)
-    if finished is not None:
+    asked_trials = config.trials or bench.effort.trials
+    before = finished(config.output, identity, asked_trials, force)
+    if before is not None:
         say(f"{config.output} is complete already; nothing was changed")
         return Outcome(
-            bundle=finished,
+            bundle=before,
             verdicts=(),
             precisions=bench.shown_precisions,
-            shortfall=_shortfall(_tune_of(config.output)),
+            shortfall=shortfall(tune_of(config.output)),
             interrupted=False,
-            summary=_summary(finished, (), {"made": False}),
+            summary=summary(before, (), {"made": False}),
         )
-    unfinished = _tune_of(config.output).get("identity") == identity
+    unfinished = tune_of(config.output).get("identity") == identity
     check_output(config.output, force=force or unfinished)
     with tune_folder(config.output, identity, force) as work:
         write_json(work / CONFIG, dict(asked or {}))
@@ -146,6 +124,7 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
         "candidate": winner.candidate.values,
         "trial": winner.number,
         "trials": len(results),
+        "asked_trials": config.trials or bench.effort.trials,
         "failed": sum(result.failed is not None for result in results),
         "goal": config.goal,
         "max_loss": {name: config.floor_of(name) for name in bench.jobs},
@@ -160,14 +139,14 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
         "tightened": settled.tightened,
         "over_budget": settled.over_budget,
     }
-    shortfall = _shortfall(facts)
+    short = shortfall(facts)
     bundle = ship(
         contest,
         winner.candidate,
         settled.choices,
         {verdict.task: verdict for verdict in verdicts},
         facts,
-        shortfall is not None,
+        short is not None,
         force=force,
     )
     counts = {
@@ -179,13 +158,13 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
     seconds = _spent([*(each.seconds for each in results), contest.shop.watch.spent])
     seconds["all"] = time.time() - began
     made = {"made": True, "engines": counts, "seconds": seconds}
-    summary = _summary(bundle, verdicts, made | facts)
+    told = summary(bundle, verdicts, made | facts)
     for name, job in bench.jobs.items():
         found = contest.sensitivity(winner.candidate, job)
         if found.indistinct:
             say(f"{name}: {indistinct(found)}")
     write_json(work / "sensitivity.json", contest.profile(winner.candidate).to_json())
-    write_json(work / "result.json", summary)
+    write_json(work / "result.json", told)
     contest.shop.tidy(winner.candidate)
     if config.cache_limit_mib is not None:
         count, size_ = bench.cache.evict(config.cache_limit_mib * MIB, began)
@@ -194,9 +173,9 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
         bundle=bundle,
         verdicts=tuple(verdicts),
         precisions=bench.shown_precisions,
-        shortfall=shortfall,
+        shortfall=short,
         interrupted=interrupted,
-        summary=summary,
+        summary=told,
     )
 
 
@@ -278,6 +257,13 @@ def _ask(
     changed = contrast(candidate, before[0].candidate) if before else "the defaults"
     took = time.monotonic() - began
     bench.say(f"trial {number + 1}/{trials}: {changed}: {said} ({took:.1f} s)")
+    within = result.machine.get("drift_within")
+    if within is not None:
+        bench.say(
+            f"trial {number + 1}/{trials}: the machine's speed changed by "
+            f"{abs(within - 1.0):.0%} while it was timed; its latencies are held against full "
+            f"precision's in the same rounds"
+        )
     return result
 
 
@@ -312,80 +298,3 @@ def _floor(config: TuneConfig, bench: Workbench, task: str) -> float:
     if task in bench.jobs:
         return config.floor_of(task)
     return min(config.floor_of(name) for name in bench.jobs)
-
-
-def _tune_of(output: Path) -> Mapping[str, Any]:
-    """Return what the bundle at the output says of the tune that made it; {} without one."""
-    if not is_bundle(output):
-        return {}
-    try:
-        made = json.loads((output / "manifest.json").read_text(encoding="utf-8")).get("tune")
-    except (OSError, ValueError, AttributeError):
-        return {}
-    return made if isinstance(made, dict) else {}
-
-
-def _finished(output: Path, identity: str, force: bool) -> Bundle | None:
-    """Return the bundle that this very command wrote before, whole, or None.
-
-    Raises:
-        BundleError: It is damaged, and may not be replaced.
-    """
-    made = _tune_of(output)
-    if made.get("identity") != identity or not made.get("complete"):
-        return None
-    try:
-        return read_bundle(output)
-    except BundleError as error:
-        if force:
-            return None
-        raise BundleError(f"{error}, with --force") from error
-
-
-def _shortfall(made: Mapping[str, Any]) -> str | None:
-    """Return what a tune asked for and has not shown, with the mend, or None.
-
-    Args:
-        made: What the manifest says of the tune.
-    """
-    if not made.get("complete"):
-        return "interrupted, so not judged on test prompts; the same command finishes it"
-    if made.get("over_budget") is not None:
-        return (
-            f"timed as a whole, a schedule takes {made['over_budget']:.3f} times its latency; "
-            f"allow more --latency-ms"
-        )
-    short = made.get("short", {})
-    if short:
-        floors = made["max_loss"]
-        least = min(floors.values())
-        allowed = "/".join(f"{floor:g}" for floor in dict.fromkeys(floors.values()))
-        tasks = ", ".join(
-            f"{name} {m:.2f} [{low}, {high}]" for name, (m, low, high) in short.items()
-        )
-        more = any(low <= floors.get(name, least) for name, (_, low, _) in short.items())
-        return (
-            f"a loss of {allowed} points or fewer was not shown on test prompts for "
-            f"{tasks}; {'tune with more prompts (--mode), or ' if more else ''}"
-            f"allow more --max-loss"
-        )
-    return None
-
-
-def _summary(
-    bundle: Bundle, verdicts: Sequence[Verdict], facts: Mapping[str, Any]
-) -> dict[str, Any]:
-    manifest = bundle.manifest
-    return {
-        "bundle": str(bundle.folder),
-        "digest": bundle.digest,
-        "degraded": manifest.degraded,
-        "schedules": {
-            name: {
-                target: list(tuned.schedule.precisions) for target, tuned in task.targets.items()
-            }
-            for name, task in manifest.tasks.items()
-        },
-        "tasks": {verdict.task: verdict_json(verdict) for verdict in verdicts},
-        **facts,
-    }

@@ -35,6 +35,8 @@ class Timing:
         anchor_ms: Of full precision with the default options in the same rounds.
         switch_ms: Of a change of engine at a window's edge; 0 where not told from none.
         drift: By what factor the machine was slower in these rounds than in the default's.
+        within: By what factor it was slower in the last of these rounds than in the first; None
+            where that cannot be told from noise.
     """
 
     by_window: dict[str, list[float]]
@@ -42,6 +44,7 @@ class Timing:
     anchor_ms: float
     switch_ms: float
     drift: float = 1.0
+    within: float | None = None
 
 
 def timed_passes(
@@ -164,4 +167,5 @@ def time_candidate(shop: Workshop, candidate: Candidate, sampler: SamplerConfig)
         anchor_ms=first,
         switch_ms=kept["switch"] / drifted,
         drift=drifted,
+        within=kept["drift"]["ratio"] if kept["drift"]["found"] else None,
     )

@@ -8,6 +8,7 @@ A gate comes before what costs more: engines whose logits are far off answer no 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -107,7 +108,7 @@ def run_trial(
             tasks={name: dict(run.plain) for name, run in runs.items()},
             distances=distances,
             device=contest.bench.device,
-            machine=before,
+            machine={**before, **_drifts(contest, candidate)},
             against=_against(contest, candidate, runs, cost, best),
             seconds={**watch.since(spent), "all": time.monotonic() - began},
         )
@@ -186,6 +187,24 @@ def _run(contest: Contest, candidate: Candidate, name: str, table: Priced) -> _R
         },
         violations=violations,
     )
+
+
+def _drifts(contest: Contest, candidate: Candidate) -> dict[str, float]:
+    """Return the machine's drift while a candidate was timed: since the default, and within."""
+    found: dict[str, float] = {}
+    for job in contest.bench.jobs.values():
+        timing = contest.timing(candidate, job.sampler)
+        if timing is not None:
+            found["drift"] = max(found.get("drift", 0.0), timing.drift, key=_distance)
+            if timing.within is not None:
+                within = found.get("drift_within", 1.0)
+                found["drift_within"] = max(within, timing.within, key=_distance)
+    return found
+
+
+def _distance(factor: float) -> float:
+    """Return how far a factor is from 1."""
+    return abs(math.log(factor)) if factor > 0.0 else 0.0
 
 
 def _exceeds(value: float, bound: float) -> float:

@@ -75,6 +75,17 @@ def test_the_same_command_again_changes_nothing_and_says_so(tuned: Said, tuner: 
     assert snapshot(tuned.bundle, work_of(tuned.bundle)) == before
 
 
+def test_more_trials_go_on_where_fewer_ended(tuner: Tuner) -> None:
+    first = tuner(*INT8, "--trials", "1", "--json")
+    assert first.json["trials"] == 1
+    more = tuner(*INT8, "--trials", "2", "--json")
+    assert more.code == 0, more.err
+    assert more.json["trials"] == 2
+    assert more.err.count("trial 1/2:") == 0, "what was finished is not run again"
+    fewer = tuner(*INT8, "--trials", "1")
+    assert "complete already; nothing was changed" in fewer.err
+
+
 def test_a_fresh_output_with_the_same_cache_builds_no_engine_and_gives_the_same_bundle(
     tuned: Said, tuner: Tuner
 ) -> None:

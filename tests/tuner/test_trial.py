@@ -12,7 +12,7 @@ import pytest
 
 from engines.backend import FakeBackend, Floats, Ids, Mask
 from engines.errors import BackendError, BudgetError
-from engines.measure import Compared
+from engines.measure import Compared, Latencies, Latency
 from engines.precision import precision_from_name
 from exporter.folder import Export
 from tests.tuner.test_contest import asking, slowed
@@ -181,3 +181,19 @@ def test_nothing_is_timed_against_itself_nor_against_what_is_far_away(
     far = replace(first, cost=3.0 * first.cost)
     other = contest.shop.default.changed(threads=1)
     assert run_trial(contest, other, 1, far).against is None
+
+
+def test_a_machine_that_drifts_while_a_candidate_is_timed_is_told(
+    contest: Contest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(lanes: Any, sampler: object, windows: int, *_: object, **__: object) -> Latencies:
+        rounds = tuple(4.0 * (1.0 + 0.15 * each / 29) for each in range(30))
+        return Latencies(
+            8, 16, tuple(Latency(n, 4.0, 4.0, 4.0, (4.0,) * windows, 9, rounds) for n in lanes)
+        )
+
+    steady = run_trial(contest, contest.shop.default, 0, None)
+    assert "drift_within" not in steady.machine
+    monkeypatch.setattr(clocks, "measure", measure)
+    found = run_trial(contest, contest.shop.default.changed(threads=1), 1, None)
+    assert 1.05 < found.machine["drift_within"] < 1.15
