@@ -103,7 +103,7 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
     try:
         results = _search(bench, contest, log, work, identity)
     except KeyboardInterrupt:
-        results = log.read()
+        results = [each for each in log.read() if each.device in ("", bench.device)]
         if not any(result.failed is None for result in results):
             raise
         say(_INTERRUPTED)

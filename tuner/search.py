@@ -75,7 +75,8 @@ def search(
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy is one of {', '.join(STRATEGIES)}, got {strategy!r}")
-    mine = log.read()
+    written = log.read()
+    mine, following = study.competing(written), max((e.number for e in written), default=-1) + 1
     with reached():
         publish(study, space, mine)
         told: set[int] = set()
@@ -100,8 +101,10 @@ def search(
                 continue
             candidate, claim = found
             with beating(study, claim):
-                number = len(finished) if claim is None else claim.number
+                # A log that another device began has numbers of its own: they only ascend.
+                number = following if claim is None else max(following, claim.number)
                 result = evaluate(candidate, number, finished)
+                following = number + 1
             log.append(result)
             mine.append(result)
             if claim is not None and study.shared is not None:

@@ -54,6 +54,7 @@ class Study:
         database: That database, where hearts beat.
         worker: This worker's name among them.
         grace_s: Seconds after which a worker without a beat is dead.
+        device: What is measured on; results of another one neither compete nor guide.
     """
 
     own: optuna.Study
@@ -61,6 +62,7 @@ class Study:
     database: RDBStorage | None = None
     worker: str = ""
     grace_s: int = GRACE_S
+    device: str = ""
     _seen: dict[int, TrialResult] = field(default_factory=dict)
 
     def trials(self, *states: TrialState) -> list[FrozenTrial]:
@@ -68,6 +70,10 @@ class Study:
         if self.shared is None:
             return []
         return self.shared.get_trials(deepcopy=False, states=states)
+
+    def competing(self, results: Sequence[TrialResult]) -> list[TrialResult]:
+        """Return the results of this device; one that names none is taken for its own."""
+        return [each for each in results if each.device in ("", self.device) or not self.device]
 
     def elsewhere(self) -> list[TrialResult]:
         """Return what other workers finished."""
@@ -106,7 +112,7 @@ def open_study(
     journal = optuna.storages.JournalStorage(JournalFileBackend(str(file)))
     own = created(journal, name)
     if storage is None:
-        return Study(own)
+        return Study(own, device=device)
     shown = redacted(storage)
     where = hashlib.sha256(device.encode()).hexdigest()[:8]
     try:
@@ -124,7 +130,7 @@ def open_study(
             f"the storage {shown!r} holds a study {study.study_name!r} with "
             f"{len(study.directions)} objectives, not {len(FAILED)}; name another database"
         )
-    return Study(own, study, database, worker, grace_s)
+    return Study(own, study, database, worker, grace_s, device)
 
 
 def _database(url: str, grace_s: int) -> RDBStorage:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,22 @@ def test_trials_of_a_machine_with_more_cores_count_but_are_not_told_to_the_study
     found = search(SMALL, land, log, study, 4, seed=5)
     assert [result.number for result in found] == [0, 1, 2, 3]
     assert {t.user_attrs.get("number") for t in study.own.trials if t.values} == {0, 2, 3}
+
+
+def test_trials_of_another_device_are_kept_and_neither_compete_nor_guide(tmp_path: Path) -> None:
+    log, land = TrialLog(tmp_path / "trials.jsonl"), Landscape(SMALL, 0)
+    default = default_candidate(SMALL)
+    for number in range(3):
+        foreign = replace(land.result(default, number), device="elsewhere", cost=0.1)
+        log.append(foreign)
+    study = open_study(tmp_path, None, device="here")
+    found = search(
+        SMALL, lambda c, n, b: replace(land.result(c, n), device="here"), log, study, 3, seed=5
+    )
+    assert [result.number for result in found] == [3, 4, 5]
+    assert found[0].candidate == default
+    assert {result.device for result in found} == {"here"}
+    assert len(log.read()) == 6
 
 
 @pytest.mark.parametrize(
