@@ -159,7 +159,8 @@ def window_scales(calibration: Calibration, windows: int, clip: float) -> NDArra
     if not 0.0 < clip <= 1.0:
         raise ValueError(f"0 < clip <= 1 must hold, got {clip}")
     points = np.array(calibration.progress)
-    window = np.clip(np.floor(points * windows + 1e-6).astype(int), 0, windows - 1)
+    # Points are kept to six decimals, so one at an edge may lie a little before it.
+    window = np.clip(np.floor((points + 1e-6) * windows).astype(int), 0, windows - 1)
     empty = sorted(set(range(windows)) - set(window.tolist()))
     if empty:
         raise InputError(

@@ -19,7 +19,7 @@ import numpy as np
 
 from engines.backend import Backend
 from engines.build import BuildLog, EngineSpec, digest_json, engine_key
-from engines.errors import InputError
+from engines.errors import BackendError, InputError
 from engines.model import ModelInfo
 from engines.options import SAYS, OrtOptions, option_choices, own_options
 from engines.precision import FULL_PRECISION
@@ -207,12 +207,19 @@ class Workshop:
         )
 
     def _folder_of(self, recipe: Recipe) -> Export:
-        """Return the export of a recipe, made beside the others where it is not there."""
+        """Return the export of a recipe, made beside the others where it is not there.
+
+        Raises:
+            BackendError: It cannot be made of what the export holds; other recipes may.
+        """
         base = self.bench.exports[recipe.quantizer]
         if recipe == base.recipe:
             return base
         name = digest_json({"recipe": asdict(recipe), "source": base.request})[:16]
-        return read_export(requantize(base.folder, self.work / "recipes" / name, recipe))
+        try:
+            return read_export(requantize(base.folder, self.work / "recipes" / name, recipe))
+        except InputError as error:
+            raise BackendError(str(error)) from error
 
 
 def trace_items(

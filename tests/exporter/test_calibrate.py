@@ -14,7 +14,7 @@ from engines.document import Document
 from engines.errors import BackendError, InputError
 from engines.model import ModelInfo
 from engines.sampler import Request
-from engines.schedule import SamplerConfig, Schedule
+from engines.schedule import SamplerConfig, Schedule, window_of
 from exporter.calibrate import (
     Calibration,
     calibrate,
@@ -97,6 +97,17 @@ def test_the_scale_of_a_window_covers_its_points() -> None:
 def test_an_edge_belongs_to_the_window_that_begins_there() -> None:
     thirds = calibration((0.0, 0.333333, 0.666667), [[1, 1], [2, 2], [3, 3]])
     np.testing.assert_allclose(window_scales(thirds, 3, 1.0)[:, 0] * 127, [1, 2, 3], rtol=1e-6)
+
+
+@pytest.mark.parametrize("total", [12, 24, 30, 128])
+def test_points_kept_to_six_decimals_lie_in_the_windows_of_their_tokens(total: int) -> None:
+    points = tuple(round(done / total, 6) for done in range(total))
+    found = calibration(points, [[float(each + 1)] * 2 for each in range(total)])
+    for windows in range(1, total + 1):
+        of = window_of(np.arange(total), total, windows)
+        last = [int(np.flatnonzero(of == window)[-1]) + 1 for window in range(windows)]
+        scales = window_scales(found, windows, 1.0)[:, 0] * 127
+        np.testing.assert_allclose(scales, last, rtol=1e-5)
 
 
 def test_a_window_without_a_point_is_an_error_that_names_it() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from engines.backend import FakeBackend, Floats, Ids, Mask
-from engines.errors import BackendError, BudgetError
+from engines.errors import BackendError, BudgetError, InputError
 from engines.measure import Compared, Latencies, Latency
 from engines.precision import precision_from_name
 from exporter.folder import Export
@@ -20,6 +20,7 @@ from tests.tuner.tuning import bench_of
 from tuner import contest as rooms
 from tuner import timing as clocks
 from tuner import trial as trials
+from tuner import workshop
 from tuner.contest import Contest
 from tuner.trial import look, run_trial
 from tuner.trials import TrialResult
@@ -108,6 +109,17 @@ def test_what_fails_puts_a_candidate_out_with_the_reason(
     result = run_trial(contest, contest.shop.default, 0, None)
     assert result.failed == str(error)
     assert result.distances, "what was found out before is kept"
+
+
+def test_a_recipe_that_cannot_be_made_puts_its_candidate_out(
+    contest: Contest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise InputError("window 1 of 12 is never reached; use fewer windows")
+
+    monkeypatch.setattr(workshop, "requantize", refused)
+    result = run_trial(contest, contest.shop.default.changed(windows=2), 0, None)
+    assert result.failed == "window 1 of 12 is never reached; use fewer windows"
 
 
 def test_a_loss_above_the_floor_of_a_task_is_a_violation_by_as_much(
