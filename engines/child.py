@@ -287,6 +287,7 @@ def child_main(
     import threading
 
     _die_with(int(parent))
+    _first_to_go()
     if float(memory_mib):
         import resource
 
@@ -338,6 +339,14 @@ def _print_to(log: str) -> None:
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)
+
+
+def _first_to_go() -> None:
+    """Let the kernel take this process before its parent where memory runs out."""
+    try:
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    except OSError:
+        return  # the kernel chooses by size, and this is the large one
 
 
 def _die_with(parent: int) -> None:

@@ -79,6 +79,7 @@ class TuneConfig:
             precision's at a first look.
         space: Choices of knobs in place of the built-in ones, by the knob's name.
         child_limit_s: Seconds that a build, a measurement or an evaluation may say nothing.
+        child_memory_mib: Address space that their process may have, or None.
         cache_limit_mib: What the cache may hold when the tune ends, or None.
     """
 
@@ -107,6 +108,7 @@ class TuneConfig:
     gates: tuple[tuple[str, float], ...] = (("cos", 0.5),)
     space: tuple[tuple[str, tuple[Value, ...]], ...] = ()
     child_limit_s: float = 1800.0
+    child_memory_mib: float | None = None
     cache_limit_mib: float | None = None
 
     def __post_init__(self) -> None:
@@ -117,6 +119,7 @@ class TuneConfig:
             "memory_mib",
             "timeout_s",
             "child_limit_s",
+            "child_memory_mib",
             "cache_limit_mib",
         ):
             value = getattr(self, name)
@@ -193,7 +196,7 @@ class TuneConfig:
         """
         elsewhere = (
             *("output", "storage", "timeout_s", "baselines", "graders", "others"),
-            *("child_limit_s", "cache_limit_mib"),
+            *("child_limit_s", "child_memory_mib", "cache_limit_mib"),
             "trials",  # more of them go on where fewer ended
         )
         parts = asdict(self) | {"export": export_digest, "tasks": prompts_digest}

@@ -174,6 +174,7 @@ KEYS: dict[str, _Field] = {
     "run.cache": _Field(_path, "a path"),
     "run.cache_limit_mib": _NUMBER,
     "run.child_limit_s": _NUMBER,
+    "run.child_memory_mib": _NUMBER,
     "run.strict": _FLAG,
     "run.force": _FLAG,
 }

@@ -186,7 +186,8 @@ def _search(
     space = contest.shop.space
     trials = config.trials or bench.effort.trials
     bench.say(f"searching {size(space)} candidates in {trials} trials for {config.goal}")
-    with Child(SERVE, given_to(bench, work), config.child_limit_s) as worker:
+    limits = config.child_limit_s, config.child_memory_mib
+    with Child(SERVE, given_to(bench, work), *limits) as worker:
         found = worker.ask({"do": "baseline"}, work / "logs" / "baseline.log")
         bench.say(baseline_said(found["baseline"]))
         write_json(work / SEARCH, described(bench, space, found["baseline"], found["full"]))

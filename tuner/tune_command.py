@@ -40,7 +40,7 @@ it came from, and is such a file itself.  Keys: exports, output, target, precisi
 graders, baselines; budget.{mean_bits, latency_ms, memory_mib}; quality.{objective, max_loss.TASK
 (or .all), gates.DISTANCE, proxy}; search.{mode, strategy, trials, timeout_s, seed, storage};
 space.KNOB: a list of choices in place of the built-in ones, the export's own beside them;
-run.{cache, cache_limit_mib, child_limit_s, strict, force}.
+run.{cache, cache_limit_mib, child_limit_s, child_memory_mib, strict, force}.
 
 Strategies: tpe is ours, the exact program's schedules first, then what promises most; fast changes
 one knob at a time, full tries everything, mixed combines what helped alone, random draws.
@@ -171,6 +171,13 @@ def parser() -> argparse.ArgumentParser:
         help="seconds that a build, a measurement or an evaluation may say nothing before its "
         f"process is killed and the candidate is out (default: {own.child_limit_s:g})",
     )
+    add(
+        "--child-memory",
+        type=float,
+        metavar="MIB",
+        help="address space that this process may have, libraries and mapped weights included; a "
+        "candidate that wants more is out",
+    )
     for name, says in (
         ("strict", "exit 4 when the quality asked for is not shown"),
         ("force", "replace what another command left at the output"),
@@ -277,6 +284,7 @@ def config_of(asked: Effective) -> TuneConfig:
         "baselines": asked["baselines"],
         "proxy": asked["quality.proxy"],
         "child_limit_s": asked["run.child_limit_s"],
+        "child_memory_mib": asked["run.child_memory_mib"],
         "cache_limit_mib": asked["run.cache_limit_mib"],
         "max_losses": tuple(losses.items()),
         "gates": tuple(asked.below("quality.gates").items()),
@@ -317,6 +325,7 @@ def _flags(args: argparse.Namespace) -> dict[str, Sourced]:
         "run.cache": ("--cache", args.cache),
         "run.cache_limit_mib": ("--cache-limit", args.cache_limit),
         "run.child_limit_s": ("--child-limit", args.child_limit),
+        "run.child_memory_mib": ("--child-memory", args.child_memory),
         "run.strict": ("--strict", args.strict),
         "run.force": ("--force", args.force),
     }

@@ -122,6 +122,12 @@ def test_too_much_memory_is_told_and_the_child_lives(tmp_path: Path) -> None:
         assert child.ask({"do": "echo"}, tmp_path / "log")["pid"] == pid
 
 
+def test_the_kernel_takes_the_child_before_its_parent(child: Child, tmp_path: Path) -> None:
+    pid = child.ask({"do": "echo"}, tmp_path / "log")["pid"]
+    scores = [int(Path(f"/proc/{each}/oom_score_adj").read_text()) for each in (pid, "self")]
+    assert scores[0] == 1000 > scores[1]
+
+
 def test_errors_with_a_mend_travel_back_as_themselves(child: Child, tmp_path: Path) -> None:
     for name, kind in (("input", InputError), ("backend", BackendError), ("budget", BudgetError)):
         with pytest.raises(kind, match="; ") as caught:

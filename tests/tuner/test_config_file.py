@@ -181,6 +181,7 @@ def test_a_missing_file_is_told() -> None:
         ("quality: {max_loss: {edit: -1}}", "max_loss of 'edit' must be at least 0"),
         ("search: {strategy: best}", "strategy is one of tpe, fast, full, mixed, random"),
         ("run: {child_limit_s: 0}", "child_limit_s > 0 must hold"),
+        ("run: {child_memory_mib: -1}", "child_memory_mib > 0 must hold"),
         ("space: {clip: [1.0, 1.0]}", "knob 'clip' needs different choices"),
         ("budget: {latency_ms: soon}", "milliseconds or a percentage"),
     ],

@@ -13,11 +13,12 @@ import pytest
 from cadenza import main
 from engines.bundle import read_bundle
 from engines.runtime import Runtime
+from tests.tuner.broken_worker import CRASHES, DIES, EATEN, EATS, HANGS, NAN, OTHER
 from tests.tuner.tuning import Said, Tuner, snapshot
 from tuner import pipeline, settle, workshop
 from tuner.contest import Contest
 from tuner.space import Candidate, Knob
-from tuner.trials import TrialResult
+from tuner.trials import TrialLog, TrialResult
 
 INT8 = ("--precision", "int8", "--max-loss", "100")
 SIMULATED = ("--precision", "w4a4", "--precision", "w8a8")
@@ -366,3 +367,35 @@ def test_no_trial_starts_after_the_timeout_and_it_ends_like_a_finished_search(
     assert said.code == 0
     assert said.json["trials"] == 1
     assert said.json["complete"] is True
+
+
+@pytest.mark.slow
+def test_engines_that_crash_hang_or_lie_cost_one_candidate_each(
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "SERVE", "tests.tuner.broken_worker:serve")
+    threads = [0, CRASHES, HANGS, EATS, DIES, NAN, OTHER, 1]
+    said = tuner(
+        *INT8,
+        *("--strategy", "full", "--trials", str(len(threads))),
+        *("--child-limit", "30", "--child-memory", str(EATEN // 2)),
+        *("--set", f"space.threads={threads}", "--json"),
+    )
+    assert said.code == 0, said.err
+    log = TrialLog(work_of(tuner.bundle) / "trials.jsonl")
+    trials = {trial.candidate.options["threads"]: trial for trial in log.read()}
+    failed = {name: trial.failed for name, trial in trials.items() if trial.failed is not None}
+    assert set(trials) == set(threads)
+    assert failed.keys() == {CRASHES, HANGS, EATS, DIES, NAN, OTHER}
+    for name, reason in {
+        CRASHES: "crashed (SIGSEGV)",
+        HANGS: "hung: said nothing for 30 s",
+        EATS: "ran out of memory",
+        DIES: "most likely for want of memory",
+        NAN: "int8 gives logits that are not finite",
+        OTHER: "asked for int8, but no GEMM was built in integers",
+    }.items():
+        assert reason in failed[name]
+    for name in (CRASHES, HANGS, EATS, DIES):
+        assert trials[name].log[-1] == f"about to build int8 for {name} threads"
+    assert said.json["candidate"]["threads"] in {0, 1}
