@@ -170,11 +170,16 @@ def trials(record: Record) -> Table:
                 NOTHING if failed else figure_of(trial.memory_mib, 2),
                 ", ".join(changed) or "the defaults",
                 _missed(trial),
+                _against(trial),
             ]
         )
     unit = f"#cost, {record.search.unit}" if record.search.unit else "#cost"
     heads = ("#trial", "status", unit, "#loss, points", "#memory, MiB")
-    return Table(columns=(*heads, "unlike the first", "missed by"), rows=cells, note=note)
+    return Table(
+        columns=(*heads, "unlike the first", "missed by", "time over the best then"),
+        rows=cells,
+        note=note,
+    )
 
 
 def _cost(trial: TrialResult) -> str:
@@ -189,6 +194,15 @@ def _missed(trial: TrialResult) -> str:
     if trial.failed is not None or not over:
         return NOTHING
     return ", ".join(f"{name} {value:.3g}" for name, value in over.items())
+
+
+def _against(trial: TrialResult) -> str:
+    known = mapping(trial.against)
+    ratio, low, high = (number(known.get(key)) for key in ("ratio", "low", "high"))
+    if ratio is None or low is None or high is None:
+        return NOTHING
+    tie = ", a tie" if low <= 1.0 <= high else ""
+    return f"{spread(Spread(ratio, low, high), 3)} of trial {said(known.get('trial'))}{tie}"
 
 
 def distances(record: Record) -> Table:

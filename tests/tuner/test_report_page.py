@@ -153,6 +153,15 @@ def test_a_page_never_says_complete_over_a_task_that_misses(
     assert "Complete" not in top
 
 
+def test_trials_timed_beside_the_best_one_say_whether_they_tie(tmp_path: Path) -> None:
+    found = results(3)
+    found[1] = replace(found[1], against={"trial": 0, "ratio": 1.02, "low": 0.98, "high": 1.07})
+    found[2] = replace(found[2], against={"trial": 0, "ratio": 0.9, "low": 0.88, "high": 0.93})
+    text = " ".join(Parsed(made(tmp_path, found, sensitivity=None)).text.split())
+    assert "1.020 [0.980, 1.070] of trial 0, a tie" in text
+    assert re.search(r"0\.900 \[0\.880, 0\.930\] of trial 0(?!, a tie)", text)
+
+
 def test_what_ships_is_a_sentence_a_task(usual: str) -> None:
     text = " ".join(Parsed(usual).text.split())
     said = (
