@@ -43,8 +43,9 @@ from tuner.workbench import Workbench, prepare
 from tuner.worker import SERVE, given_to
 from tuner.workshop import Workshop
 
-# Pieces of work on a task in a trial, for the progress that is shown.
-STEPS = 2
+# Pieces of work on a task in a trial, and those on all of them (a first look, and being timed
+# against the best), for the progress that is shown.
+STEPS, STEPS_TOGETHER = 2, 2
 
 _INTERRUPTED = "interrupted: writing the best bundle so far, not judged on test prompts"
 
@@ -232,7 +233,8 @@ def _ask(
         "number": number,
         "best": None if best is None else best.to_json(),
     }
-    with Progress(STEPS * len(bench.jobs) + 1, f"trial {number + 1}/{trials}") as progress:
+    steps = STEPS * len(bench.jobs) + STEPS_TOGETHER
+    with Progress(steps, f"trial {number + 1}/{trials}") as progress:
         try:
             answer = worker.ask(
                 request,
@@ -240,6 +242,7 @@ def _ask(
                 lambda note: progress.advance(1, note),
             )
             result = TrialResult.from_json(answer)
+            progress.advance(steps - progress.done)  # not every trial has them all
         except ChildError as error:
             result = TrialResult(
                 number=number,

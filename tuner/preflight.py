@@ -103,7 +103,7 @@ def foreseen(shop: Workshop, a_row: float | None) -> Plan:
         candidates=size(space),
         trials=trials,
         engines=trials * len(names),
-        cached=_cached(bench, shop, space, names),
+        cached=_cached(bench, shop, space, names, trials),
         rows=rows,
         seconds=None if a_row is None else rows * a_row,
         disk_mib=graphs / MIB,
@@ -172,14 +172,14 @@ def said(plan: Plan) -> str:
 
 
 def _cached(
-    bench: Workbench, shop: Workshop, space: Sequence[Knob], names: set[str]
+    bench: Workbench, shop: Workshop, space: Sequence[Knob], names: set[str], trials: int
 ) -> tuple[int, int]:
-    """Return how many engines of the first candidates the cache has, of how many.
+    """Return how many engines of the first trials the cache has, of how many.
 
     Of those whose recipe is the export's own: others' graphs are not made yet.
     """
     wanted: dict[str, None] = {}
-    for candidate in first_candidates(space):
+    for candidate in first_candidates(space)[:trials]:
         recipe = {k.name: candidate[k.name] for k in space if k.kind == "recipe"}
         if shop.default.changed(**recipe) != shop.default:
             continue

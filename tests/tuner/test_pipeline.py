@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +51,12 @@ def test_a_tune_ends_with_a_bundle_that_verify_accepts(
     assert set(manifest.precisions) == {"int8"}
     assert not manifest.degraded
     assert (work_of(tuned.bundle) / "trials.jsonl").read_text().count("\n") == 2
+
+
+def test_the_progress_of_a_trial_ends_at_its_total(tuned: Said) -> None:
+    shown = re.findall(r"trial \d+/2: (\d+)/(\d+) in ", tuned.err)
+    assert len(shown) == 2
+    assert all(done == total for done, total in shown)
 
 
 def test_json_is_alone_on_stdout_and_tells_what_ships(tuned: Said) -> None:

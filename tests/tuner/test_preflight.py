@@ -35,6 +35,13 @@ def test_trials_engines_and_passes_are_counted(plan: Plan) -> None:
     assert json.loads(json.dumps(plan.to_json()))["trials"] == 2
 
 
+def test_the_first_trials_want_no_more_engines_than_all_of_them(
+    exported: Export, tmp_path: Path
+) -> None:
+    plan = foreseen(Workshop(bench_of(exported, tmp_path, trials=1), tmp_path / "work"), None)
+    assert plan.cached[1] <= plan.engines == 2
+
+
 def test_what_the_cache_has_is_told(exported: Export, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     shop = Workshop(bench_of(exported, tmp_path), tmp_path / "work")
