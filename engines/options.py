@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from engines.machine import usable_cores
+from engines.targets import target_from_name
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 OPTIMIZATIONS = ("all", "extended", "basic")
@@ -23,6 +26,8 @@ class OrtOptions:
         graph_optimization: "all", "extended" or "basic".
         spinning: Whether idle threads spin; several times slower where others want the core.
         arena: Whether CPU memory is pooled.
+        exact: Compute in floating point whatever the graph only rounds: for graphs that stand in
+            for another backend's.
     """
 
     provider: str = "cpu"
@@ -30,6 +35,7 @@ class OrtOptions:
     graph_optimization: str = "all"
     spinning: bool = False
     arena: bool = True
+    exact: bool = False
 
     def __post_init__(self) -> None:
         if self.provider not in PROVIDERS:
@@ -45,6 +51,20 @@ class OrtOptions:
             )
 
 
+def session_options(target: str, given: Mapping[str, Any] | None = None) -> OrtOptions:
+    """Return how sessions are made for a target, with some options.
+
+    For one of TensorRT, sessions on this machine's processor stand in for its engines: they run
+    the graphs that round as those do, in floating point.
+
+    Raises:
+        InputError: There is no such target.
+    """
+    if target_from_name(target).ahead:
+        return OrtOptions(provider="cpu", exact=True, **(given or {}))
+    return OrtOptions(provider=target, **(given or {}))
+
+
 # What each option of a session changes.
 SAYS = {
     "threads": "threads of a pass; 0 for every core",
@@ -55,8 +75,12 @@ SAYS = {
 
 
 def own_options(provider: str) -> dict[str, int | float | str | bool]:
-    """Return the options that a provider has, each with its default."""
-    lacks = {"provider"} if provider == "cpu" else {"provider", "threads", "spinning", "arena"}
+    """Return the options that a target's engines have, each with its default."""
+    lacks = {"provider", "exact"}
+    if target_from_name(provider).ahead:
+        return {}  # what runs here is not what is shipped
+    if provider != "cpu":
+        lacks |= {"threads", "spinning", "arena"}
     defaults = OrtOptions(provider=provider)
     return {
         each.name: getattr(defaults, each.name)
@@ -66,7 +90,7 @@ def own_options(provider: str) -> dict[str, int | float | str | bool]:
 
 
 def option_choices(provider: str) -> dict[str, tuple[int | str | bool, ...]]:
-    """Return the values that a search may try of each option that a provider has."""
+    """Return the values that a search may try of each option that a target's engines have."""
     cores = usable_cores()
     every: dict[str, tuple[int | str | bool, ...]] = {
         "threads": (0, *sorted({1, max(1, cores // 2)} - {cores})),

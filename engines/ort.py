@@ -240,13 +240,14 @@ class OrtBackend:
                 f"use another precision on this target, or target cpu"
             )
         integer = sum(count for name, count in gemms.items() if "int8)" in name)
-        if self.precision.name == "int8" and not integer:
+        exact = self.precision.simulated or self.options.exact
+        if self.precision.name == "int8" and not exact and not integer:
             raise BackendError(
                 f"{path.name}: asked for int8, but no GEMM was built in integers, only "
                 f"{_said(gemms) or 'none at all'}; use another precision on this target, or raise "
                 f"graph_optimization"
             )
-        if self.precision.simulated and integer:
+        if exact and integer:
             raise BackendError(
                 f"{path.name}: {self.precision.name} is simulated in floating point, but "
                 f"{integer} GEMMs were built in integers: {_said(gemms)}; report this"
@@ -325,7 +326,7 @@ def _session_options(runtime: ModuleType, precision: Precision, options: OrtOpti
         # costs, more than half of an int8 engine's speed.
         "session.x64quantprecision": "0" if has_vnni() else "1",
     }
-    if precision.simulated:  # nothing that is only rounded may be computed in integers
+    if precision.simulated or options.exact:  # what is only rounded is not computed in integers
         entries |= {
             "session.disable_quant_qdq": "1",
             "session.qdq_matmulnbits_accuracy_level": "1",

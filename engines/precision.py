@@ -4,7 +4,9 @@ A precision is *executed* when an engine computes with that format, and *simulat
 rounds activations to fewer levels but computes in floating point.  Simulated precisions have bits
 but never a latency claim.
 
-Precisions of one *family* share one stored set of weights.
+Precisions of one *family* share one stored set of weights.  Which target takes which precision is
+`engines.targets`'s to say.  What is not quantized is float32 on the CPU and float16 on the targets
+of TensorRT, so weights alone in few bits leave activations at 16.
 """
 
 from __future__ import annotations
@@ -12,8 +14,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-# Group of weights along the input axis that share a scale, in simulated weight formats.
+# Group of weights along the input axis that share a scale: w4, w8, w16, and int4.
 WEIGHT_GROUP = 32
+
+# Group of weights or activations along the input axis that share a scale in nvfp4.
+FP4_GROUP = 16
 
 _SIMULATED = re.compile(r"w(4|8|16)a(\d{1,2})")
 
@@ -38,19 +43,32 @@ class Precision:
 
     @property
     def has_static_scales(self) -> bool:
-        """Whether its graphs hold activation scales calibrated beforehand."""
-        return self.name == "int8"
+        """Whether its graphs may hold activation scales calibrated beforehand, a set a window."""
+        return self.name in ("int8", "fp8")
 
 
+# Declared bits of int4-w and nvfp4 hold the scales of their groups: 16 bits for 32 weights, 8 for
+# 16.  int4-int8 has weights of its own: an integer product leaves room for one scale a channel.
 EXECUTED: dict[str, Precision] = {
-    "fp32": Precision("fp32", "fp32", 32, 32),
-    "int8": Precision("int8", "int8", 8, 8),
+    each.name: each
+    for each in (
+        Precision("fp32", "fp32", 32, 32),
+        Precision("fp16", "fp16", 16, 16),
+        Precision("bf16", "bf16", 16, 16),
+        Precision("int8", "int8", 8, 8),
+        Precision("int8-w", "int8", 8, 16),
+        Precision("fp8", "fp8", 8, 8),
+        Precision("fp8-w", "fp8", 8, 16),
+        Precision("int4-w", "int4", 4.5, 16),
+        Precision("int4-int8", "int4-int8", 4, 8),
+        Precision("nvfp4", "nvfp4", 4.5, 4.5),
+    )
 }
 FULL_PRECISION = EXECUTED["fp32"]
 
 
 def precision_from_name(name: str) -> Precision:
-    """Return the precision of a name: `fp32`, `int8`, or simulated `wXaY`.
+    """Return the precision of a name: an executed one's, or simulated `wXaY`.
 
     Raises:
         ValueError: The name is unknown; lists the known ones.

@@ -296,13 +296,13 @@ def probe(bundle: Bundle, engine: Backend, tail: str = "serve") -> None:
 def _options(engine: Engine, threads: int) -> OrtOptions:
     """Return the options recorded with an engine; its target names the provider."""
     given = Document(dict(engine.options), f"options of engine {engine.file!r}", BundleError)
-    known = ("provider", "threads", "graph_optimization", "spinning", "arena")
+    known = ("provider", "threads", "graph_optimization", "spinning", "arena", "exact")
     for name, value in given.items():
         if name not in known:
             value.fail(f"this version knows only {', '.join(known)}; install a newer Cadenza")
     defaults = OrtOptions()
     texts, flags = given.get("graph_optimization"), (given.get("spinning"), given.get("arena"))
-    recorded = given.get("threads")
+    recorded, exact = given.get("threads"), given.get("exact")
     try:
         return OrtOptions(
             provider=engine.target,
@@ -311,6 +311,7 @@ def _options(engine: Engine, threads: int) -> OrtOptions:
             graph_optimization=texts.text() if texts else defaults.graph_optimization,
             spinning=flags[0].flag() if flags[0] else defaults.spinning,
             arena=flags[1].flag() if flags[1] else defaults.arena,
+            exact=exact.flag() if exact else defaults.exact,
         )
     except ValueError as error:
         given.fail(f"{error}; mend it")

@@ -147,10 +147,18 @@ def calibrate(
     )
 
 
-def window_scales(calibration: Calibration, windows: int, clip: float) -> NDArray[np.float32]:
-    """Return the scale of an int8 step at each site [W, S]: clip * largest magnitude / 127.
+def window_scales(
+    calibration: Calibration, windows: int, clip: float, most: float = INT8_LARGEST
+) -> NDArray[np.float32]:
+    """Return the scale of a step at each site [W, S]: clip * largest magnitude / most.
 
     A site that saw only zeros in a window gets the scale of the whole answer.
+
+    Args:
+        calibration: The largest magnitudes.
+        windows: W.
+        clip: Share of them that still fits.
+        most: The largest number of the format: 127 for int8.
 
     Raises:
         InputError: No point of progress lies in some window.
@@ -170,7 +178,7 @@ def window_scales(calibration: Calibration, windows: int, clip: float) -> NDArra
         )
     largest = np.stack([calibration.absmax[window == w].max(0) for w in range(windows)])
     largest = np.where(largest > 0, largest, calibration.absmax.max(0))
-    scales: NDArray[np.float32] = (largest * (clip / INT8_LARGEST)).astype(np.float32)
+    scales: NDArray[np.float32] = (largest * (clip / most)).astype(np.float32)
     return scales
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 from engines.errors import InputError
 from engines.manifest import Shape
+from engines.precision import EXECUTED
+from engines.targets import TARGETS
 from engines.terminal import command_parser, emit, emit_json, run_command, size
-from exporter.export import PRECISIONS, TARGETS, ExportConfig, export
+from exporter.export import AHEAD_PRECISIONS, PRECISIONS, ExportConfig, export
 from exporter.folder import QUANTIZERS, Export, Recipe, read_export
 from exporter.requests import SETTINGS
 
@@ -53,14 +55,17 @@ def _parser() -> argparse.ArgumentParser:
         "--target",
         action="append",
         metavar="T",
-        help=f"where the graphs are to run: {', '.join(TARGETS)} (default: {defaults.target})",
+        help=f"where the graphs are to run: {', '.join(TARGETS)}, or several SMs as "
+        f"rtx-sm89+sm120 (default: {defaults.target})",
     )
     add(
         "--precision",
         action="append",
         metavar="P",
-        help="fp32, int8, or simulated wXaY with X one of 4, 8, 16 and Y from 2 to 16; repeat, "
-        f"or separate by commas (default: {','.join(PRECISIONS)}); fp32 is always there",
+        help="repeat, or separate by commas; for cpu fp32, int8, or simulated wXaY with X one of "
+        f"4, 8, 16 and Y from 2 to 16 (default: {','.join(PRECISIONS)}); for TensorRT "
+        f"{', '.join(EXECUTED)}, as far as the target takes them (default: of "
+        f"{','.join(AHEAD_PRECISIONS)}); fp32 is always there",
     )
     add(
         "--quantizer",
@@ -74,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         "--shape",
         metavar="batch=MIN:OPT:MAX,prompt=MIN:OPT:MAX",
         help="ranges of rows and of prompt tokens (default: batch=1:8:64 and what the model's "
-        "length allows)",
+        "length allows; TensorRT must be told)",
     )
     add("--copy", action="store_true", help="copy the checkpoint's weights, not hard-link them")
     add(
@@ -125,15 +130,15 @@ def _export(args: argparse.Namespace) -> int:
     targets = list(dict.fromkeys(args.target or ("cpu",)))
     if len(targets) > 1:
         raise InputError(
-            f"one --target an export for now, got {', '.join(targets)}; the graphs of cpu and "
-            f"cuda are the same"
+            f"one --target an export, got {', '.join(targets)}; the graphs of cpu and cuda are "
+            f"the same, and so are those of trt and every rtx-*: name the one that takes most"
         )
     chosen = {key: getattr(args, key) for key in SETTINGS}
     try:
         config = ExportConfig(
             model=args.model,
             out=args.output,
-            precisions=tuple(names) or PRECISIONS,
+            precisions=tuple(names),
             target=targets[0],
             recipe=Recipe(windows=args.windows, quantizer=args.quantizer),
             shape=None if args.shape is None else _shape(args.shape),

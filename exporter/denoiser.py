@@ -81,7 +81,7 @@ class DenoiserConfig:
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square normalization with a gain, over the last axis."""
+    """Root-mean-square normalization with a gain, over the last axis, in float32."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -89,7 +89,9 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+        # 16 bits cannot hold the squares, and not every runtime widens them by itself.
+        wide, gain = x.float(), self.weight.float()
+        return F.rms_norm(wide, (x.shape[-1],), gain, self.eps).to(x.dtype)
 
 
 def rotary_frequencies(config: DenoiserConfig) -> Tensor:
@@ -122,7 +124,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, heads: int, kv_heads: 
     """Return attention [B, M, heads * D] of queries [B, M, ..] over keys and values [B, L, ..].
 
     `bias` [B, 1, 1, L] is added to the scores.  Exported as ONNX's Attention, which wants the
-    bias with one row a query.
+    bias with one row a query; the type of its softmax is the runtime's own, TensorRT refuses to be
+    told one.
     """
     if torch.compiler.is_exporting():
         bias = bias.expand(q.shape[0], 1, q.shape[1], k.shape[1])
@@ -220,4 +223,4 @@ class Denoiser(nn.Module):
         # Finite, so that the entropy 0 * log 0 of the mask token is 0 and not NaN.
         is_mask = torch.arange(logits.shape[-1], device=ids.device) == self.config.mask_id
         never = is_mask.to(logits.dtype) * MASKED_SCORE
-        return logits + never
+        return (logits + never).float()

@@ -19,8 +19,9 @@ from engines import __version__
 from engines.errors import InputError
 from engines.files import check_replaceable, digest_file, place_file, whole_folder
 from engines.manifest import Shape
-from engines.precision import FULL_PRECISION, Precision, precision_from_name
+from engines.precision import EXECUTED, FULL_PRECISION, Precision, precision_from_name
 from engines.sampler import Request
+from engines.targets import Target, refusal, taken, target_from_name
 from engines.terminal import Progress
 from engines.text import tokenizer_from_file
 from exporter.calibrate import Calibration, calibrate
@@ -49,6 +50,7 @@ from exporter.requests import (
     tasks_from_specs,
 )
 from exporter.states import StateLog, sample_states
+from exporter.typed_variants import rest_of, write_typed_variants
 from exporter.variants import Core, check_kept, write_variants
 
 if TYPE_CHECKING:
@@ -57,7 +59,9 @@ if TYPE_CHECKING:
 __all__ = ["ExportConfig", "export", "requantize"]
 
 PRECISIONS = ("fp32", "int8", "w4a3", "w4a4", "w4a6", "w4a8")
-TARGETS = ("cpu", "cuda")
+
+# In place of them for TensorRT, as far as the target takes them.
+AHEAD_PRECISIONS = ("fp32", "fp16", "int8", "int8-w", "fp8", "nvfp4")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +71,12 @@ class ExportConfig:
     Attributes:
         model: The checkpoint's folder.
         out: The EXPORT folder.
-        precisions: Their names; fp32 is always made, the others come from it.
-        target: Where the graphs are meant to run.
+        precisions: Their names; fp32 is always made, the others come from it; for TensorRT fp16
+            too.  None for the usual ones.
+        target: Where the graphs are meant to run; those for one target of TensorRT are for all.
         recipe: Windows, quantizer, clip, and blocks that stay in fp32.
-        shape: Ranges of batch and prompt; None for 1:8:64 and what the model's length allows.
+        shape: Ranges of batch and prompt; None for 1:8:64 and what the model's length allows, but
+            for TensorRT, whose engines are built for them, it must be said.
         tasks: NAME or NAME=FILE.jsonl; none for all built-in ones.
         settings: Some of SETTINGS for every task.
         task_settings: The same for one task, over `settings`.
@@ -83,7 +89,7 @@ class ExportConfig:
 
     model: Path
     out: Path
-    precisions: tuple[str, ...] = PRECISIONS
+    precisions: tuple[str, ...] = ()
     target: str = "cpu"
     recipe: Recipe = field(default_factory=Recipe)
     shape: Shape | None = None
@@ -101,8 +107,11 @@ class ExportConfig:
             raise ValueError(f"prompts >= 1 must hold, got {self.prompts}")
         if self.states < 1:
             raise ValueError(f"states >= 1 must hold, got {self.states}")
-        if self.target not in TARGETS:
-            raise ValueError(f"target must be one of {', '.join(TARGETS)}, got {self.target!r}")
+        if target_from_name(self.target).ahead and self.shape is None:
+            raise ValueError(
+                f"TensorRT builds engines for a range of shapes, so {self.target} needs shape: "
+                f"--shape batch=MIN:OPT:MAX,prompt=MIN:OPT:MAX"
+            )
 
 
 def export(config: ExportConfig, say: Say = lambda text: None) -> Path:
@@ -118,7 +127,8 @@ def export(config: ExportConfig, say: Say = lambda text: None) -> Path:
     from exporter.framework import TorchBackend
     from exporter.hessians import Hessians
 
-    precisions = _precisions(config.precisions)
+    target = target_from_name(config.target)
+    precisions = _precisions(config.precisions, target)
     tasks = tasks_from_specs(
         config.tasks, config.settings, config.task_settings, config.recipe.windows
     )
@@ -158,9 +168,16 @@ def export(config: ExportConfig, say: Say = lambda text: None) -> Path:
             sampled = sample_states(log.states, config.states, config.seed)
             say(f"{method.name}: {len(sampled)} of {len(log.states)} denoising states")
             rounding = rounding_from_hessians(Hessians(denoiser, sampled), method.rotated)
-        graphs, families = write_variants(
-            core, precisions, calibration, config.recipe, folder, {}, say, rounding
-        )
+        recipe, none = config.recipe, dict[str, Path]()
+        if target.ahead:
+            cores = typed_cores(checkpoint, core, precisions)
+            graphs, families = write_typed_variants(
+                cores, precisions, calibration, recipe, folder, none, say, rounding
+            )
+        else:
+            graphs, families = write_variants(
+                core, precisions, calibration, recipe, folder, none, say, rounding
+            )
         made = Export(
             folder=folder,
             model=model,
@@ -169,7 +186,7 @@ def export(config: ExportConfig, say: Say = lambda text: None) -> Path:
                 name: ExportTask(sampler=sampler, says=task.says, source=task.source)
                 for name, (task, sampler) in tasks.items()
             },
-            target=config.target,
+            target=target.name,
             shape=shape,
             precisions={precision.name: precision for precision in precisions},
             families=families,
@@ -220,18 +237,47 @@ def place_checkpoint(checkpoint: Checkpoint, folder: Path, copy: bool, say: Say)
     return Core.of(graph, placed, checkpoint.architecture)
 
 
+def typed_cores(
+    checkpoint: Checkpoint, full: Core, precisions: Sequence[Precision]
+) -> dict[str, Core]:
+    """Return the core of each type of the rest that precisions ask for; `full` is float32's."""
+    from exporter.graph import graph_from_config
+    from exporter.weights import ONNX_TYPES
+
+    cores = {"F32": full}
+    for rest in dict.fromkeys(map(rest_of, precisions)):
+        if rest not in cores:
+            types = dict.fromkeys(checkpoint.tensors, ONNX_TYPES[rest])
+            graph = graph_from_config(checkpoint.config, checkpoint.keys, types, rest)
+            cores[rest] = Core.of(graph, full.tensors, checkpoint.architecture)
+    return cores
+
+
 def _write_calibration(calibration: Calibration, folder: Path) -> None:
     text = json.dumps(calibration.to_json(), separators=(",", ":"), allow_nan=False)
     (folder / CALIBRATION).write_text(text + "\n", encoding="utf-8")
 
 
-def _precisions(names: Sequence[str]) -> list[Precision]:
-    """Return the precisions of the names, fp32 first, each once."""
+def _precisions(names: Sequence[str], target: Target) -> list[Precision]:
+    """Return the precisions of the names, fp32 first, each once; those of the target for none.
+
+    Raises:
+        InputError: A name is none, or the target does not take it.
+    """
+    usual = AHEAD_PRECISIONS if target.ahead else PRECISIONS
+    if not names:
+        names = [name for name in usual if not target.ahead or name in taken(target)]
+    always = [FULL_PRECISION]
+    if target.ahead:
+        always.append(EXECUTED["fp16"])  # what every quantized graph is made from
     try:
         found = [precision_from_name(name) for name in names]
     except ValueError as error:
         raise InputError(f"{error}") from error
-    return list(dict.fromkeys((FULL_PRECISION, *found)))
+    for precision in found:
+        if precision != FULL_PRECISION and (why := refusal(target, precision.name)) is not None:
+            raise InputError(f"{why}; mend --precision, or choose another --target")
+    return list(dict.fromkeys((*always, *found)))
 
 
 def _default_shape(longest: int, tasks: Tasks) -> Shape:

@@ -130,7 +130,8 @@ class Export:
         precisions: By name.
         families: Bytes of stored weights by family.
         graphs: By id: `PRECISION.TAIL`, `int8.wN.serve` for the windows' own graphs and
-            `int8.all.TAIL` for the one set of scales.
+            `int8.all.TAIL` for the one set of scales; those of TensorRT as
+            `exporter.typed_variants` says.
         recipe: What decided the graphs.
         parity: How the graphs compared with the framework.
         environment: What made it.
@@ -175,6 +176,11 @@ class Export:
                 f"again with --precision {graph.partition('.')[0]}"
             )
         return self.folder / self.graphs[graph].file
+
+
+def stands_in(graph: str) -> bool:
+    """Return whether a graph stands in, in ONNX Runtime, for one that TensorRT builds."""
+    return ".sim." in graph
 
 
 def is_export(folder: Path) -> bool:

@@ -36,6 +36,7 @@ from engines.model import (
     PROBABILITY,
     TOKENS,
 )
+from exporter.weights import ONNX_TYPES
 
 if TYPE_CHECKING:
     import onnx
@@ -67,25 +68,28 @@ class Linear:
 
 
 def graph_from_config(
-    config: DenoiserConfig, keys: Mapping[str, str], types: Mapping[str, int]
+    config: DenoiserConfig, keys: Mapping[str, str], types: Mapping[str, int], rest: str = "F32"
 ) -> onnx.ModelProto:
     """Return the graph of a denoiser with the trace tail, its weights without data.
 
     Inputs ids, mask, positions and output logits have the names and dimensions of
-    `engines.model`.  A weight that is not stored in float32 is cast where it enters.
+    `engines.model`.  A weight that is not stored in the type of the rest is cast where it enters.
+    Rotary angles, the sums of norms and of the softmax, and logits are float32 whatever it is.
 
     Args:
         config: Sizes of the denoiser.
         keys: From names of the denoiser's parameters to names in the checkpoint.
         types: ONNX type of each tensor of the checkpoint, by its name there.
+        rest: Type of activations and of what is computed with them, by safetensors' name: F32,
+            F16 or BF16.
     """
-    model = _traced(config)
+    model = _traced(config, rest)
     names = {
         name: keys[name] for name in (i.name for i in model.graph.initializer) if name in keys
     }
     _rename(model, names)
     _fill_frequencies(model, config)
-    _set_types(model, {key: types[key] for key in names.values()})
+    _set_types(model, {key: types[key] for key in names.values()}, ONNX_TYPES[rest])
     model.producer_name, model.producer_version = "cadenza", ""
     return model
 
@@ -151,7 +155,7 @@ def linears(model: onnx.ModelProto) -> list[Linear]:
     return found
 
 
-def _traced(config: DenoiserConfig) -> onnx.ModelProto:
+def _traced(config: DenoiserConfig, rest: str) -> onnx.ModelProto:
     """Return the optimized graph; initializers have the denoiser's names and no data."""
     import onnx_ir
     import torch
@@ -161,6 +165,10 @@ def _traced(config: DenoiserConfig) -> onnx.ModelProto:
 
     with torch.device("meta"):
         denoiser = Denoiser(config).eval()
+        for parameter in denoiser.parameters():  # and not the rotary frequencies
+            parameter.data = parameter.data.to(
+                {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[rest]
+            )
         ids = torch.zeros((2, 5), dtype=torch.long)
         positions = torch.zeros((2, 3), dtype=torch.long)
         example = (ids, torch.ones((2, 5), dtype=torch.bool), positions)
@@ -238,21 +246,21 @@ def _fill_frequencies(model: onnx.ModelProto, config: DenoiserConfig) -> None:
             initializer.raw_data = values.tobytes()
 
 
-def _set_types(model: onnx.ModelProto, types: Mapping[str, int]) -> None:
-    """Set the stored type of each weight, with a Cast behind those that are not float32."""
-    from onnx import TensorProto, helper
+def _set_types(model: onnx.ModelProto, types: Mapping[str, int], rest: int) -> None:
+    """Set the stored type of each weight, with a Cast behind those that are not of the rest's."""
+    from onnx import helper
 
     casts = {}
     for initializer in model.graph.initializer:
-        kind = types.get(initializer.name, TensorProto.FLOAT)
-        if initializer.name in types and kind != TensorProto.FLOAT:
+        kind = types.get(initializer.name, rest)
+        if initializer.name in types and kind != rest:
             initializer.data_type = kind
-            casts[initializer.name] = f"{initializer.name}.float"
+            casts[initializer.name] = f"{initializer.name}.cast"
     for node in model.graph.node:
         for index, name in enumerate(node.input):
             node.input[index] = casts.get(name, name)
     for at, (name, cast) in enumerate(casts.items()):
-        node = helper.make_node("Cast", [name], [cast], name=f"make {cast}", to=TensorProto.FLOAT)
+        node = helper.make_node("Cast", [name], [cast], name=f"make {cast}", to=rest)
         model.graph.node.insert(at, node)
 
 

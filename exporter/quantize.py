@@ -43,9 +43,19 @@ def quantized_name(weight: str) -> str:
     return f"{weight}.quantized"
 
 
+def is_quantized(name: str) -> bool:
+    """Return whether a tensor's name is that of quantized weights."""
+    return name.endswith(".quantized")
+
+
 def scale_name(weight: str) -> str:
     """Return the name of a weight's scales."""
     return f"{weight}.scale"
+
+
+def global_scale_name(weight: str) -> str:
+    """Return the name of the scale of a weight's scales, where they have one."""
+    return f"{weight}.global_scale"
 
 
 def zeros_name(weight: str) -> str:
@@ -64,7 +74,7 @@ def largest_integer(bits: int) -> int:
 
 def to_nearest(weight: NDArray[np.float32], bits: int, by_channel: bool) -> Rounded:
     """Return a weight [out, in] rounded to the nearest, by channel or by group."""
-    return quantize_channels(weight) if by_channel else quantize_groups(weight, bits)
+    return quantize_channels(weight, bits) if by_channel else quantize_groups(weight, bits)
 
 
 def round_to_nearest(
@@ -74,13 +84,16 @@ def round_to_nearest(
     return to_nearest(weight, bits, by_channel)
 
 
-def quantize_channels(weight: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Return (integers [in, out], scales [out]) of a weight [out, in], to the nearest of 8 bits.
+def quantize_channels(
+    weight: NDArray[np.float32], bits: int = 8
+) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Return (integers [in, out], scales [out]) of a weight [out, in], to the nearest.
 
     Transposed, so that it is the right side of a product.  A channel of zeros has the scale 1.
     """
     largest = np.abs(weight).max(1)
-    scale = np.where(largest > SMALLEST_RANGE, largest / INT8_LARGEST, 1.0).astype(np.float32)
+    scale = np.where(largest > SMALLEST_RANGE, largest / largest_integer(bits), 1.0)
+    scale = scale.astype(np.float32)
     return np.rint(weight / scale[:, None]).astype(np.int8).T, scale
 
 
@@ -153,18 +166,13 @@ def quantized_items(
         count, groups = outputs * inputs, -(-inputs // WEIGHT_GROUP)
         integers = (-(-count // 2),) if bits == 4 else (inputs, outputs)
         scales = (outputs,) if family == "int8" else (groups, outputs)
-        make_integers: _Make
-        make_scales: _Make
-        if quantized_name(name) in made:
-            make_integers = partial(_taken, made, quantized_name(name), _KIND[bits], integers)
-            make_scales = partial(_taken, made, scale_name(name), "F32", scales)
-        else:
-            round_ = partial(rounding, name, sites[name])
-            make_integers, make_scales = _rounded(stored, bits, family == "int8", round_)
-        items += [
+        round_ = partial(rounding, name, sites[name])
+        make_integers, make_scales = _rounded(stored, bits, family == "int8", round_)
+        new = [
             Item(quantized_name(name), _KIND[bits], integers, make_integers),
             Item(scale_name(name), "F32", scales, make_scales),
         ]
+        items += taken(made, new) if quantized_name(name) in made else new
         if family == "int8":
             zeros = partial(np.zeros, outputs, np.int8)
             items.append(Item(zeros_name(name), "I8", (outputs,), zeros))
@@ -194,11 +202,16 @@ def _found(
     return stored
 
 
-def _taken(
-    made: Mapping[str, Stored], name: str, kind: str, shape: tuple[int, ...]
-) -> NDArray[np.generic]:
-    """Return the bytes of a tensor of another file of the same family."""
-    return mapped(_found(made, name, kind, shape, "the weights of the source"))
+def taken(made: Mapping[str, Stored], items: Iterable[Item]) -> list[Item]:
+    """Return items whose bytes are those of another file of the same family.
+
+    Making one raises InputError where that file holds another shape or type.
+    """
+    return [Item(each.name, each.kind, each.shape, partial(_taken, made, each)) for each in items]
+
+
+def _taken(made: Mapping[str, Stored], item: Item) -> NDArray[np.generic]:
+    return mapped(_found(made, item.name, item.kind, item.shape, "the weights of the source"))
 
 
 def _rounded(

@@ -23,6 +23,7 @@ from engines.errors import InputError
 from engines.files import digest_file, place_file, whole_folder
 from engines.precision import FULL_PRECISION
 from engines.sampler import Pass
+from engines.targets import target_from_name
 from exporter.calibrate import read_calibration
 from exporter.folder import (
     CALIBRATION,
@@ -39,6 +40,7 @@ from exporter.folder import (
 from exporter.parity import engine_of, smoke, states_from_requests
 from exporter.quantize import Rounded, round_to_nearest
 from exporter.requests import check_windows, random_requests
+from exporter.typed_variants import WHOLE_FAMILIES, write_typed_variants
 from exporter.variants import Core, stored_weights, write_variants
 from exporter.weights import Stored, read_header
 
@@ -79,9 +81,9 @@ def requantize(source: Path, out: Path, recipe: Recipe, say: Say = lambda text: 
         integers: dict[str, dict[str, Stored]] = {}
         for family in {precision.family for precision in before.precisions.values()}:
             path = f"{WEIGHTS}/{family}.safetensors"
-            if family == FULL_PRECISION.family:
+            if path not in before.files:  # the checkpoint's own
                 continue
-            if same_weights:
+            if same_weights or family in WHOLE_FAMILIES:
                 families[family] = folder / path
                 place_file(source / path, families[family])
             else:
@@ -91,18 +93,28 @@ def requantize(source: Path, out: Path, recipe: Recipe, say: Say = lambda text: 
         for path in before.files:
             if path.startswith(f"{TOKENIZER}/") or path in (CALIBRATION, REFERENCE):
                 place_file(source / path, folder / path)
-        tensors = {
-            name: stored
-            for name, stored in stored_weights(folder).items()
-            if f"{WEIGHTS}/{stored.file.name}" in full.weights
-        }
-        graph = onnx.load(str(source / full.file), load_external_data=False)
-        core = Core.of(graph, tensors, before.model.architecture)
+        tensors = stored_weights(folder, full.weights)
         precisions = list(before.precisions.values())
         rounding = _refuse_to_round if recipe.method.calibrated else round_to_nearest
-        graphs, sizes = write_variants(
-            core, precisions, calibration, recipe, folder, families, say, rounding, integers
-        )
+        ahead = target_from_name(before.target).ahead
+        cores = {
+            rest: Core.of(
+                onnx.load(str(before.path(f"{name}.trace")), load_external_data=False),
+                tensors,
+                before.model.architecture,
+            )
+            for rest, name in {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}.items()
+            if name in before.precisions and (ahead or rest == "F32")
+        }
+        if ahead:
+            graphs, sizes = write_typed_variants(
+                cores, precisions, calibration, recipe, folder, families, say, rounding, integers
+            )
+        else:
+            core = cores["F32"]
+            graphs, sizes = write_variants(
+                core, precisions, calibration, recipe, folder, families, say, rounding, integers
+            )
         made = replace(
             before,
             folder=folder,

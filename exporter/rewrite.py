@@ -1,4 +1,4 @@
-"""Graphs that compute with quantized weights and activations, made from the core graph.
+"""Graphs of quantized precisions for ONNX Runtime, made from the core graph: int8 and wXaY.
 
 Executed int8 (W8A8): activations symmetric with one scale a site, calibrated beforehand.  A
 runtime fuses Quantize - Dequantize - MatMul into one integer GEMM.  Scales stand in the graph as
@@ -14,27 +14,22 @@ on x86 multiply unsigned by signed.
 Simulated wXaY: weights in groups of 32 inputs that share a scale; activations rounded to Y bits
 for each token by its own largest magnitude, and computed in fp32.
 
-With a rotation R, the activations of every such product are rotated first, x R, by a matrix that
-lies with the weights, which hold W R (see `exporter.hadamard`); rounding comes after it:
-
-    x -> Reshape [.., width / block, block] -> MatMul(H) -> Reshape [.., width] -> as above
-
-Embedding, norms and the LM head stay as they are.  Layers are found by the names of their weights.
-Knows nothing about torch.
+How products are found and replaced, and activations rotated, is `exporter.products`'s.  Knows
+nothing about torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engines.model import BATCH, SCALES
 from engines.precision import WEIGHT_GROUP, Precision
-from exporter.graph import Linear, linears
-from exporter.hadamard import block_of_width, rotation_name
+from exporter.graph import Linear
+from exporter.products import Nodes, constant, copied, replace_weights, rewrite_products
 from exporter.quantize import quantized_name, scale_name, zeros_name
 
 if TYPE_CHECKING:
@@ -65,15 +60,15 @@ def int8_graph(
     """
     from onnx import TensorProto, helper
 
-    copy, add = _copied(model), _Nodes()
-    _constant(copy, "int8_zero", np.uint8(_UNSIGNED_ZERO))
+    copy, add = copied(model), Nodes()
+    constant(copy, "int8_zero", np.uint8(_UNSIGNED_ZERO))
     inverse: dict[str, str] = {}
     forward: dict[str, str] = {}
     if scales is None:
         copy.graph.input.append(
             helper.make_tensor_value_info(SCALES, TensorProto.FLOAT, [BATCH, 1, len(order)])
         )
-        _constant(copy, "int8_one", np.float32(1.0))
+        constant(copy, "int8_one", np.float32(1.0))
         add("Reciprocal", [SCALES], ["scales_inverse"])
         forward = {site: f"{site}.scale" for site in order}
         inverse = {site: f"{site}.scale_inverse" for site in order}
@@ -82,7 +77,7 @@ def int8_graph(
     else:
         for site, value in zip(order, scales, strict=True):
             forward[site] = f"{site}.scale"
-            _constant(copy, forward[site], np.float32(value))
+            constant(copy, forward[site], np.float32(value))
 
     def quantized_input(source: str, site: str) -> str:
         scale = forward[site]
@@ -114,8 +109,8 @@ def int8_graph(
             name, outputs = zeros_name(initializer.name), initializer.dims[0]
             zeros = TensorProto(name=name, data_type=TensorProto.INT8, dims=[outputs])
             copy.graph.initializer.append(zeros)
-    _rewrite(copy, sites, add, quantized_input, product, rotate)
-    _replace_weights(copy, sites, TensorProto.INT8, scale_shape)
+    rewrite_products(copy, sites, add, quantized_input, product, rotate)
+    replace_weights(copy, sites, TensorProto.INT8, scale_shape)
     return copy
 
 
@@ -137,7 +132,7 @@ def simulated_graph(
     """
     from onnx import TensorProto
 
-    copy, add = _copied(model), _Nodes()
+    copy, add = copied(model), Nodes()
     largest = float(2 ** (int(precision.bits) - 1) - 1)
     for name, value in (
         ("fake_step", clip / largest),
@@ -145,8 +140,8 @@ def simulated_graph(
         ("fake_low", -largest),
         ("fake_high", largest),
     ):
-        _constant(copy, name, np.float32(value))
-    _constant(copy, "fake_axis", np.array([-1], np.int64))
+        constant(copy, name, np.float32(value))
+    constant(copy, "fake_axis", np.array([-1], np.int64))
 
     def rounded_input(source: str, site: str) -> str:
         steps = (
@@ -173,136 +168,6 @@ def simulated_graph(
         return [-(-inputs // WEIGHT_GROUP), outputs]
 
     kind = {4: TensorProto.INT4, 8: TensorProto.INT8, 16: TensorProto.INT16}
-    _rewrite(copy, sites, add, rounded_input, product, rotate)
-    _replace_weights(copy, sites, kind[int(precision.weight_bits)], scale_shape)
+    rewrite_products(copy, sites, add, rounded_input, product, rotate)
+    replace_weights(copy, sites, kind[int(precision.weight_bits)], scale_shape)
     return copy
-
-
-class _Nodes:
-    """Nodes in the order in which they are added."""
-
-    def __init__(self) -> None:
-        self.made: list[onnx.NodeProto] = []
-
-    def __call__(
-        self, kind: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any
-    ) -> None:
-        from onnx import helper
-
-        # A name of its own for each: ONNX Runtime derives the names of what it makes from them.
-        node = helper.make_node(
-            kind, inputs, outputs, f"make {outputs[0]}", None, None, **attributes
-        )
-        self.made.append(node)
-
-
-def _copied(model: onnx.ModelProto) -> onnx.ModelProto:
-    import onnx
-
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    return copy
-
-
-def _constant(model: onnx.ModelProto, name: str, value: np.generic | NDArray[np.int64]) -> None:
-    from onnx import numpy_helper
-
-    model.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
-
-
-def _rewrite(
-    model: onnx.ModelProto,
-    sites: Mapping[str, str],
-    add: _Nodes,
-    source_of: Callable[[str, str], str],
-    product: Callable[[Linear, str], None],
-    rotate: bool,
-) -> None:
-    """Replace the products of the weights that have a site; what nobody reads any more goes.
-
-    A tensor that several products read is rotated and rounded once.
-    """
-    quantized = {linear.matmul: linear for linear in linears(model) if linear.weight in sites}
-    widths = {each.name: each.dims[1] for each in model.graph.initializer if each.name in sites}
-    if rotate:
-        _add_rotations(model, set(widths.values()))
-    rounded: dict[str, str] = {}
-    for index, node in enumerate(model.graph.node):
-        linear = quantized.get(index)
-        if linear is None:
-            add.made.append(node)
-            continue
-        if linear.source not in rounded:
-            source = linear.source
-            if rotate:
-                source = _rotated(source, widths[linear.weight], add)
-            rounded[linear.source] = source_of(source, sites[linear.weight])
-        product(linear, rounded[linear.source])
-    nodes, needed = [], {output.name for output in model.graph.output}
-    for node in reversed(add.made):
-        if needed & set(node.output):
-            needed.update(node.input)
-            nodes.append(node)
-    # Copied first: nodes of a graph die with its list.
-    kept = [type(node).FromString(node.SerializeToString()) for node in reversed(nodes)]
-    del model.graph.node[:]
-    model.graph.node.extend(kept)
-
-
-def _add_rotations(model: onnx.ModelProto, widths: set[int]) -> None:
-    """Add the matrices of some widths, without data, and the shapes that go with them."""
-    from onnx import TensorProto
-
-    for block in sorted({block_of_width(width) for width in widths} - {1}):
-        name, kind = rotation_name(block), TensorProto.FLOAT
-        matrix = TensorProto(name=name, data_type=kind, dims=[block, block])
-        model.graph.initializer.append(matrix)
-    for width in sorted(widths):
-        block = block_of_width(width)
-        if 1 < block < width:  # 0: as it was
-            shape = np.array([0, 0, width // block, block], np.int64)
-            _constant(model, f"rotate_{width}_blocks", shape)
-            _constant(model, f"rotate_{width}_whole", np.array([0, 0, width], np.int64))
-
-
-def _rotated(source: str, width: int, add: _Nodes) -> str:
-    """Add the rotation of a tensor [batch, length, width] and return what it is called."""
-    block = block_of_width(width)
-    if block == 1:
-        return source
-    rotated = f"{source}.rotated"
-    if block == width:
-        add("MatMul", [source, rotation_name(block)], [rotated])
-        return rotated
-    add("Reshape", [source, f"rotate_{width}_blocks"], [f"{source}.blocks"])
-    add("MatMul", [f"{source}.blocks", rotation_name(block)], [f"{source}.rotated_blocks"])
-    add("Reshape", [f"{source}.rotated_blocks", f"rotate_{width}_whole"], [rotated])
-    return rotated
-
-
-def _replace_weights(
-    model: onnx.ModelProto,
-    sites: Mapping[str, str],
-    kind: int,
-    scale_shape: Callable[[int, int], list[int]],
-) -> None:
-    """Put integers and scales, without data, in the place of the weights that have a site."""
-    from onnx import TensorProto
-
-    for initializer in list(model.graph.initializer):
-        if initializer.name not in sites:
-            continue
-        outputs, inputs = initializer.dims
-        model.graph.initializer.remove(initializer)
-        model.graph.initializer.extend(
-            (
-                TensorProto(
-                    name=quantized_name(initializer.name), data_type=kind, dims=[inputs, outputs]
-                ),
-                TensorProto(
-                    name=scale_name(initializer.name),
-                    data_type=TensorProto.FLOAT,
-                    dims=scale_shape(outputs, inputs),
-                ),
-            )
-        )

@@ -20,18 +20,12 @@ from engines.manifest import Graph
 from engines.precision import FULL_PRECISION, Precision
 from exporter.calibrate import Calibration, window_scales
 from exporter.folder import WEIGHTS, Recipe
-from exporter.graph import TAILS, linears, with_tail
+from exporter.graph import linears, with_tail
+from exporter.graph_writer import GraphWriter
 from exporter.names import linear_from_key
 from exporter.quantize import Rounding, check_family, quantized_items, round_to_nearest
 from exporter.rewrite import int8_graph, simulated_graph
-from exporter.weights import (
-    Stored,
-    bind,
-    check_graph,
-    external_ranges,
-    read_header,
-    write_family,
-)
+from exporter.weights import Stored, read_header, write_family
 
 if TYPE_CHECKING:
     import onnx
@@ -69,15 +63,20 @@ class Core:
         )
 
 
-def stored_weights(folder: Path) -> dict[str, Stored]:
-    """Return where every tensor of a folder's weight files lies; names are unique in them.
+def stored_weights(folder: Path, files: Sequence[str]) -> dict[str, Stored]:
+    """Return where every tensor of some weight files of a folder lies.
+
+    Args:
+        folder: The export.
+        files: The checkpoint's own, in which names are unique: families have tensors of the same
+            names.
 
     Raises:
         InputError: A file is damaged.
     """
     tensors: dict[str, Stored] = {}
-    for file in sorted((folder / WEIGHTS).glob("*.safetensors")):
-        tensors |= read_header(file)
+    for file in files:
+        tensors |= read_header(folder / file)
     return tensors
 
 
@@ -122,10 +121,10 @@ def write_variants(
             a family's file or the calibration is not of this model and recipe.
     """
     check_kept(recipe.keep, len({block for block, _ in core.sites.values()}))
-    _check_calibration(calibration, core, recipe)
+    check_calibration(calibration, core, recipe)
     rotate = recipe.method.rotated
     sites = {name: site for name, (block, site) in core.sites.items() if block not in recipe.keep}
-    writer = _Writer(folder)
+    writer = GraphWriter(folder)
     for family in dict.fromkeys(precision.family for precision in precisions):
         members = [precision for precision in precisions if precision.family == family]
         say(f"{', '.join(precision.name for precision in members)}: weights and graphs")
@@ -153,7 +152,7 @@ def write_variants(
     return writer.graphs, writer.family_bytes()
 
 
-def _check_calibration(calibration: Calibration, core: Core, recipe: Recipe) -> None:
+def check_calibration(calibration: Calibration, core: Core, recipe: Recipe) -> None:
     """Check that the ranges are of the sites that are rounded, as they are rounded.
 
     Raises:
@@ -175,7 +174,7 @@ def _check_calibration(calibration: Calibration, core: Core, recipe: Recipe) -> 
 
 
 def _write_int8(
-    writer: _Writer,
+    writer: GraphWriter,
     core: Core,
     sites: Mapping[str, str],
     order: Sequence[str],
@@ -195,61 +194,3 @@ def _write_int8(
         writer.write(name, with_tail(graph, "serve"), stored, precision, (window,))
     everywhere = int8_graph(core.graph, sites, order, scales.max(0), rotate)
     writer.both_tails(everywhere, stored, precision, windows, name=f"{precision.name}.all")
-
-
-class _Writer:
-    """Binds, checks and writes graphs, and remembers what they are."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.graphs: dict[str, Graph] = {}
-        self._ranges: dict[str, set[tuple[str, int, int]]] = {}
-
-    def both_tails(
-        self,
-        graph: onnx.ModelProto,
-        stored: Mapping[str, Stored],
-        precision: Precision,
-        windows: int,
-        name: str = "",
-        scales: tuple[tuple[float, ...], ...] | None = None,
-    ) -> None:
-        for tail in TAILS:
-            self.write(
-                f"{name or precision.name}.{tail}",
-                with_tail(graph, tail),
-                stored,
-                precision,
-                tuple(range(windows)),
-                scales,
-            )
-
-    def write(
-        self,
-        name: str,
-        graph: onnx.ModelProto,
-        stored: Mapping[str, Stored],
-        precision: Precision,
-        windows: tuple[int, ...],
-        scales: tuple[tuple[float, ...], ...] | None = None,
-    ) -> None:
-        bind(graph, stored)
-        check_graph(graph, self.folder)
-        ranges = external_ranges(graph)
-        self._ranges.setdefault(precision.family, set()).update(ranges)
-        (self.folder / f"{name}.onnx").write_bytes(graph.SerializeToString(deterministic=True))
-        self.graphs[name] = Graph(
-            file=f"{name}.onnx",
-            tail=name.rpartition(".")[2],
-            precision=precision.name,
-            windows=windows,
-            weights=tuple(sorted({location for location, _, _ in ranges})),
-            scales=scales,
-        )
-
-    def family_bytes(self) -> dict[str, int]:
-        """Return the bytes of distinct weights that each family's graphs read."""
-        return {
-            family: sum(length for _, _, length in ranges)
-            for family, ranges in self._ranges.items()
-        }

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import onnx
 
 # Bytes of an element, and the number of ONNX's TensorProto.DataType.
-SIZES = {"F32": 4, "BF16": 2, "F16": 2, "I8": 1, "U8": 1, "I16": 2}
-ONNX_TYPES = {"F32": 1, "U8": 2, "I8": 3, "I16": 5, "F16": 10, "BF16": 16}
+SIZES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1, "I16": 2}
+ONNX_TYPES = {"F32": 1, "U8": 2, "I8": 3, "I16": 5, "F16": 10, "BF16": 16, "F8_E4M3": 17}
 FLOATS = ("F32", "BF16", "F16")
 
 _CHUNK = 1 << 24
@@ -228,9 +228,9 @@ def bind(model: onnx.ModelProto, stored: Mapping[str, Stored]) -> None:
                 raise ValueError(f"the initializer {initializer.name!r} has no data anywhere")
             continue
         found = stored[initializer.name]
-        bits = 4 if initializer.data_type == TensorProto.INT4 else None
+        packed = initializer.data_type in (TensorProto.INT4, TensorProto.FLOAT4E2M1)
         count = math.prod(initializer.dims)
-        wanted = (count + 1) // 2 if bits else count * SIZES[found.kind]
+        wanted = (count + 1) // 2 if packed else count * SIZES[found.kind]
         if wanted != found.size:
             raise ValueError(f"{initializer.name}: {wanted} bytes wanted, {found.size} stored")
         initializer.data_location = TensorProto.EXTERNAL

@@ -21,8 +21,8 @@ def _each_shape_is_traced_once() -> Iterator[None]:
     """Keep traced graphs by their sizes: tracing is most of an export's time."""
     traced = functools.cache(graph._traced)
 
-    def copied(config: DenoiserConfig) -> onnx.ModelProto:
-        return onnx.ModelProto.FromString(traced(config).SerializeToString())
+    def copied(config: DenoiserConfig, rest: str) -> onnx.ModelProto:
+        return onnx.ModelProto.FromString(traced(config, rest).SerializeToString())
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graph, "_traced", copied)

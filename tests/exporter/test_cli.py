@@ -73,7 +73,7 @@ def test_progress_goes_to_stderr_and_the_end_says_what_is_next(
         (("--shape", "batch=1"), "--shape is batch=MIN:OPT:MAX"),
         (("--shape", "batch=4:2:1,prompt=1:2:3"), "1 <= min <= opt <= max"),
         (("--shape", "batch=1:2:4,prompt=1:2:60"), "more than the model's 64"),
-        (("--target", "tpu"), "target must be one of cpu, cuda"),
+        (("--target", "tpu"), "unknown target 'tpu'; did you mean 'cpu'?"),
         (("--target", "cpu", "--target", "cuda"), "one --target an export"),
         (("--quantizer", "awq"), "quantizer must be one of rtn, gptq, gptq-hadamard"),
         (("--steps", "7", "--block-length", "12"), "steps must be a multiple"),

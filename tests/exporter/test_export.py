@@ -273,5 +273,7 @@ def test_a_config_checks_itself() -> None:
         ExportConfig(model=Path(), out=Path(), prompts=0)
     with pytest.raises(ValueError, match="states >= 1"):
         ExportConfig(model=Path(), out=Path(), states=0)
-    with pytest.raises(ValueError, match="target must be one of"):
+    with pytest.raises(InputError, match="unknown target 'tpu'"):
         ExportConfig(model=Path(), out=Path(), target="tpu")
+    with pytest.raises(ValueError, match="rtx-sm89 needs shape"):
+        ExportConfig(model=Path(), out=Path(), target="rtx-sm89")
