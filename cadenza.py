@@ -45,7 +45,15 @@ COMMANDS: dict[str, Command] = {
     "run": Command("engines.cli", "ort", "answer prompts with a bundle"),
     "eval": Command("tuner.cli", "tune", "accuracy and agreement on held-out prompts"),
     "inspect": Command("engines.cli", "ort", "what an export or a bundle holds"),
+    "rebuild": Command("engines.rebuild", "tensorrt-rtx", "a bundle's plans for another target"),
     "verify": Command("engines.cli", "ort", "check a bundle: every byte, and its golden answers"),
+}
+
+# With its flag a command is another part's, which needs more than the command alone.
+FLAGGED: dict[tuple[str, str], Command] = {
+    ("inspect", "--gemms"): Command(
+        "tuner.gemms_command", "tune", "the products of a pass, and what a GPU makes of them"
+    ),
 }
 
 EXAMPLES = """\
@@ -90,6 +98,18 @@ def command_from_name(name: str) -> Command:
     near = get_close_matches(name, COMMANDS, n=1)
     mend = f"did you mean {near[0]!r}?" if near else f"commands are {', '.join(COMMANDS)}"
     raise InputError(f"unknown command {name!r}; {mend}")
+
+
+def command_from_argv(argv: Sequence[str]) -> Command:
+    """Return the command of arguments, its name first; a flag may make it another part's.
+
+    Raises:
+        InputError: There is none; names the nearest.
+    """
+    command = command_from_name(argv[0])
+    options = argv[1 : argv.index("--") if "--" in argv else len(argv)]
+    flagged = (FLAGGED[argv[0], flag] for flag in options if (argv[0], flag) in FLAGGED)
+    return next(flagged, command)
 
 
 def hand_over(command: Command, argv: Sequence[str]) -> int:
@@ -146,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     said = "cadenza"
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        command = command_from_name(argv[0])
+        command = command_from_argv(argv)
         said = f"cadenza {argv[0]}"
         code = hand_over(command, argv)
         sys.stdout.flush()

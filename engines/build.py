@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import stat
 import tempfile
 from collections.abc import Mapping
@@ -117,7 +118,7 @@ def engine_key(spec: EngineSpec) -> str:
     return digest_json(
         {
             "format": FORMAT,
-            "graphs": [_graph_digest(path, spec.digests) for path in (spec.serve, spec.trace)],
+            "graphs": [graph_digest(path, spec.digests) for path in (spec.serve, spec.trace)],
             "precision": asdict(spec.precision),
             "scales": scales,
             "options": asdict(spec.options),
@@ -225,10 +226,26 @@ class Cache:
             if temporary:
                 Path(temporary).unlink(missing_ok=True)
 
+    def blobs(self, kind: str) -> Path:
+        """Return the folder in which files of a kind lie beside their entries, as `KEY.*`.
+
+        Raises:
+            CadenzaError: It cannot be made.
+        """
+        folder = self._path(kind, "0" * 64).parent
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise CadenzaError(
+                f"cannot make {str(folder)!r}: {error.strerror}; name another folder with --cache "
+                f"or {VARIABLE}"
+            ) from error
+        return folder
+
     def evict(self, limit_bytes: float, since: float) -> tuple[int, int]:
         """Remove what was not used for longest until at most so many bytes are left.
 
-        Nothing used since a moment goes, and no file that is not an entry.
+        Nothing used since a moment goes, and no file that is not an entry or lies with one.
 
         Args:
             limit_bytes: That may be left.
@@ -241,25 +258,33 @@ class Cache:
         for path in (self.folder / "v1").glob("*/*.json"):
             if _KIND.fullmatch(path.parent.name) and _KEY.fullmatch(path.stem):
                 with suppress(OSError):
+                    with_it = sum(each.lstat().st_size for each in _beside(path))
                     found = path.lstat()
-                    entries.append((found.st_mtime, found.st_size, path))
+                    entries.append((found.st_mtime, found.st_size + with_it, path))
         left, count, removed = sum(size for _, size, _ in entries), 0, 0
         for used, size, path in sorted(entries):
             if left - removed <= limit_bytes or used >= since:
                 break
             with suppress(OSError):  # another process may have been first
+                for each in _beside(path):
+                    each.unlink()
                 path.unlink()
                 count, removed = count + 1, removed + size
         for path in (self.folder / "v1").glob("*/.partial-*"):
             with suppress(OSError):
                 if path.lstat().st_mtime < since - _STALE_S:
-                    path.unlink()
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
         return count, removed
 
     def _path(self, kind: str, key: str) -> Path:
         if not _KIND.fullmatch(kind) or not _KEY.fullmatch(key):
             raise ValueError(f"need a kind in lower case and a sha256 in hex, got {kind=}, {key=}")
         return self.folder / "v1" / kind / f"{key}.json"
+
+
+def _beside(entry: Path) -> list[Path]:
+    """Return the files that lie with an entry."""
+    return [each for each in entry.parent.glob(f"{entry.stem}.*") if each != entry]
 
 
 def open_cache(given: Path | None, environ: Mapping[str, str]) -> Cache:
@@ -320,8 +345,12 @@ def _make_folder(folder: Path) -> None:
         raise InputError(f"the cache folder {str(folder)!r} cannot be written; {mend}")
 
 
-def _graph_digest(path: Path | None, digests: Mapping[str, str]) -> Json:
-    """Return the digests of a graph and of each weight file whose path it holds, or None."""
+def graph_digest(path: Path | None, digests: Mapping[str, str]) -> Json:
+    """Return the digests of a graph and of each weight file whose path it holds, or None.
+
+    Raises:
+        InputError: One cannot be read.
+    """
     if path is None:
         return None
     try:

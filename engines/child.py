@@ -57,6 +57,18 @@ _BOOT = (
     "from engines.child import child_main; child_main(*sys.argv[2:])"
 )
 
+# Starts the command behind it with fixed addresses (ADDR_NO_RANDOMIZE), one heap, one seed, and on
+# one core, where threads take turns in the same order if nothing may interrupt them.
+_STEADY = (
+    "import ctypes, os, sys; ctypes.CDLL(None).personality(0x0040000); "
+    "cores = sorted(os.sched_getaffinity(0)); "
+    "os.sched_setaffinity(0, [cores[os.getpid() % len(cores)]]); "
+    "exec('try: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))\\n"
+    "except PermissionError: os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))'); "
+    "os.environ.update(MALLOC_ARENA_MAX='1', PYTHONHASHSEED='0'); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
+
 
 class ChildError(BackendError):
     """The child died, hung, or answered nonsense.
@@ -80,6 +92,10 @@ class Child:
         limit_s: Seconds without a note or an answer after which the child is killed; None: no
             limit.
         memory_mib: Most MiB of address space that it may have; None: no limit.
+        steady: Let nothing differ between two runs that the system decides by chance: where memory
+            lies, how hashes are seeded, which thread is first (it has one core).  A compiler that
+            goes through a set of pointers makes the same of the same then.  Where the system
+            refuses, it is as it was.
     """
 
     def __init__(
@@ -88,7 +104,9 @@ class Child:
         given: Json,
         limit_s: float | None = None,
         memory_mib: float | None = None,
+        steady: bool = False,
     ) -> None:
+        self._first = [sys.executable, "-c", _STEADY] if steady else []
         self._started = [serve, json.dumps(given, allow_nan=False), str(memory_mib or 0)]
         self._limit_s = limit_s
         self._process: _Process | None = None
@@ -110,7 +128,7 @@ class Child:
         log.write_bytes(b"")
         if self._process is None or not self._process.alive:
             self.close()
-            self._process = _Process(self._started, log)
+            self._process = _Process(self._first, self._started, log)
         try:
             self._process.send({"request": request, "log": str(log.resolve())})
             return self._answer(self._process, log, on_note)
@@ -167,8 +185,8 @@ class _Fatal(CadenzaError):
 class _Process:
     """A running child with its pipes, killed with all that it started when it is let go."""
 
-    def __init__(self, started: list[str], log: Path) -> None:
-        command = [sys.executable, "-c", _BOOT, json.dumps(sys.path)]
+    def __init__(self, first: list[str], started: list[str], log: Path) -> None:
+        command = [*first, sys.executable, "-c", _BOOT, json.dumps(sys.path)]
         to_child, ours = os.pipe()
         back, from_child = os.pipe()
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +14,10 @@ from engines.errors import BackendError, BundleError, InputError
 from engines.manifest import MANIFEST, TOKENIZER
 from engines.options import MOST_THREADS
 from engines.overview import EXPORT, bundle_overview, export_from_folder, export_overview
+from engines.plan import check_plans
 from engines.runtime import Runtime, load_engine, probe
 from engines.sampler import POLICIES
+from engines.targets import target_from_name
 from engines.terminal import (
     Progress,
     can_show,
@@ -87,6 +89,7 @@ def inspect(argv: Sequence[str]) -> int:
         "Show what a bundle or an export folder holds: schedules, engines, weights, files.",
         "cadenza inspect BUNDLE",
         "cadenza inspect EXPORT --json | python -m json.tool",
+        "cadenza inspect EXPORT --gemms --gpu 'RTX 4090'   (see cadenza inspect --gemms --help)",
     )
     parser.add_argument("path", metavar="PATH", type=Path, help="a bundle or an export folder")
     parser.add_argument("--json", action="store_true", help="as one JSON object on stdout")
@@ -234,14 +237,20 @@ def _verify(args: argparse.Namespace) -> int:
     if target not in targets:
         raise InputError(f"the bundle has no target {target!r}; it has {', '.join(targets)}")
     files = bundle.manifest.files
+    plans = {
+        other: check_plans(bundle, other) for other in targets if target_from_name(other).ahead
+    }
     result: dict[str, object] = {
         "bundle": str(bundle.folder),
         "digest": bundle.digest,
         "files": len(files),
         "bytes": sum(entry.bytes for entry in files.values()),
         "target": target,
-        "targets_not_checked": [other for other in targets if other != target],
+        "targets_not_checked": [each for each in targets if each != target and each not in plans],
+        "plans": plans,
     }
+    if target in plans:
+        return _plans_alone(bundle, target, result, args.json)
     checked, runtime = _load_all(bundle, target)
     result["engines"] = checked
     golden = _rerun_golden(runtime)
@@ -249,12 +258,30 @@ def _verify(args: argparse.Namespace) -> int:
     if args.json:
         emit_json(result)
     else:
-        emit(_verdict(bundle, target, checked, golden))
+        emit(_verdict(bundle, target, checked, golden, plans))
     if golden.differences:
         raise BackendError(
             f"{len(golden.differences)} of {golden.checked} golden answers differ on {target}; "
             f"{golden.differences[0]}; tune again on this machine, or serve where it was tuned"
         )
+    return 0
+
+
+def _plans_alone(bundle: Bundle, target: str, result: dict[str, object], as_json: bool) -> int:
+    """Tell what is known of a target whose plans cannot run here."""
+    plans = result["plans"]
+    assert isinstance(plans, dict)
+    result |= {"engines": list(plans[target]), "executed": False, "ok": True}
+    if as_json:
+        emit_json(result)
+        return 0
+    lines = [f"digests   all {len(bundle.manifest.files)} files are as listed"]
+    lines += [f"plan      {name}: {says}" for name, says in plans[target].items()]
+    lines.append(
+        f"not run   no answer was made on {target}; --target cpu runs what stands in for it"
+    )
+    lines.append(f"digest    {bundle.digest}")
+    emit("\n".join(lines))
     return 0
 
 
@@ -317,7 +344,13 @@ def _rerun_golden(runtime: Runtime) -> _Golden:
     return _Golden(len(lines), stale, tuple(differences))
 
 
-def _verdict(bundle: Bundle, target: str, checked: list[str], golden: _Golden) -> str:
+def _verdict(
+    bundle: Bundle,
+    target: str,
+    checked: list[str],
+    golden: _Golden,
+    plans: Mapping[str, Mapping[str, str]],
+) -> str:
     files = bundle.manifest.files
     total = size(sum(entry.bytes for entry in files.values()))
     lines = [
@@ -334,7 +367,9 @@ def _verdict(bundle: Bundle, target: str, checked: list[str], golden: _Golden) -
             f"          {golden.stale} were made by other schedules or for another target and "
             f"were not compared"
         )
-    others = [other for other in bundle.manifest.targets if other != target]
+    for found in plans.values():
+        lines += [f"plan      {name}: {says}, not run" for name, says in found.items()]
+    others = [each for each in bundle.manifest.targets if each != target and each not in plans]
     if others:
         lines.append(f"not checked: {', '.join(others)}; check with --target")
     lines.append(f"digest    {bundle.digest}")

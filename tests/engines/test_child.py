@@ -122,6 +122,24 @@ def test_too_much_memory_is_told_and_the_child_lives(tmp_path: Path) -> None:
         assert child.ask({"do": "echo"}, tmp_path / "log")["pid"] == pid
 
 
+def addresses_can_be_fixed() -> bool:
+    asked = "import ctypes, sys; sys.exit(ctypes.CDLL(None).personality(0x0040000) == -1)"
+    return subprocess.run([sys.executable, "-c", asked]).returncode == 0
+
+
+@pytest.mark.skipif(not addresses_can_be_fixed(), reason="the system refuses fixed addresses")
+def test_a_steady_child_finds_its_memory_where_the_last_one_did(tmp_path: Path) -> None:
+    def places(steady: bool) -> set[object]:
+        found = set()
+        for _ in range(3):
+            with Child(SERVE, None, limit_s=20.0, steady=steady) as child:
+                found.add(child.ask({"do": "where"}, tmp_path / "log"))
+        return found
+
+    assert len(places(steady=True)) == 1
+    assert len(places(steady=False)) > 1
+
+
 def test_the_kernel_takes_the_child_before_its_parent(child: Child, tmp_path: Path) -> None:
     pid = child.ask({"do": "echo"}, tmp_path / "log")["pid"]
     scores = [int(Path(f"/proc/{each}/oom_score_adj").read_text()) for each in (pid, "self")]

@@ -1,0 +1,196 @@
+"""Plans of TensorRT, built once: each in a child process, kept in the cache by their content.
+
+    request -> key -> in the cache? -> digest checked, there it is
+                   -> a child builds it under a temporary name -> renamed, and recorded
+
+TensorRT-RTX goes through sets of pointers when it writes a plan, and its threads race, so builds
+are the same byte for byte only where addresses are and one thread works: the child is steady.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engines.audit import audits, mismatch
+from engines.build import BuildLog, Cache, digest_json, graph_digest
+from engines.child import Child
+from engines.errors import BackendError, CadenzaError
+from engines.files import digest_file
+from engines.machine import machine
+from engines.manifest import Shape
+from engines.model import IDS, MASK, POSITIONS, SCALES
+from engines.plan import plan_from_file
+from engines.targets import target_from_name
+from engines.trt import BuildRequest, Extents, module_version, plain
+
+SERVE = "engines.trt:serve"
+_KIND = "plan"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltPlan:
+    """A plan in the cache.
+
+    Attributes:
+        file: Where it lies; only read.
+        sha256: Of its bytes, hex.
+        bytes: Of the file.
+        version: Of the module that built it.
+        log: The builder's whole log.
+    """
+
+    file: Path
+    sha256: str
+    bytes: int
+    version: str
+    log: Path
+
+
+def profile_of(
+    shape: Shape, answers: tuple[int, int], longest: int, sites: int = 0
+) -> dict[str, Extents]:
+    """Return the extents of a graph's inputs.
+
+    Args:
+        shape: Ranges of rows, and of prompt tokens.
+        answers: Fewest and most tokens of an answer.
+        longest: Tokens of prompt and answer that the model takes.
+        sites: Static activation scales, where they are an input.
+    """
+    few, most = answers
+    least, best, top = shape.prompt
+    lengths = [min(prompt + most, longest) for prompt in (least, best, top)]
+    lengths[0] = min(least + few, longest)
+    rows, asked = shape.batch, (1, most, most)
+    canvas = tuple((b, length) for b, length in zip(rows, lengths, strict=True))
+    places = tuple((b, count) for b, count in zip(rows, asked, strict=True))
+    found: dict[str, Extents] = {IDS: _three(canvas), MASK: _three(canvas)}
+    found[POSITIONS] = _three(places)
+    if sites:
+        found[SCALES] = _three(tuple((b, 1, sites) for b in rows))
+    return found
+
+
+def plan_key(request: BuildRequest, digests: Mapping[str, str]) -> str:
+    """Return the sha256 of everything that a plan depends on, hex.
+
+    That is the graph and the weights in it, extents, options, target, the module's version and,
+    where it builds for this machine's GPU, that GPU.
+
+    Args:
+        request: What is wanted.
+        digests: sha256 of weight files that are known already, by their path.
+
+    Raises:
+        InputError: A graph or a weight file cannot be read.
+        MissingExtra: The module is not installed.
+    """
+    target = target_from_name(request.target)
+    return digest_json(
+        {
+            "graph": graph_digest(request.graph, digests),
+            **{key: value for key, value in plain(request).items() if key != "graph"},
+            "module": [target.module, module_version(target)],
+            "machine": None if target.sms else machine(gpu=True),
+        }
+    )
+
+
+def built_plan(
+    request: BuildRequest,
+    cache: Cache,
+    log: BuildLog,
+    digests: Mapping[str, str] | None = None,
+    limit_s: float | None = None,
+) -> BuiltPlan:
+    """Return the plan of a request, built where the cache has none.
+
+    Args:
+        request: What is wanted.
+        cache: Where plans are kept.
+        log: Counts what was built and what was found.
+        digests: sha256 of weight files that are known already, by their path.
+        limit_s: Seconds after which a build that says nothing is ended.
+
+    Raises:
+        BackendError: TensorRT refuses the graph, or its process died; ends with the reason.
+        InputError: A graph or a weight file cannot be read.
+        MissingExtra: The module is not installed.
+    """
+    key = plan_key(request, digests or {})
+    folder = cache.blobs(_KIND)
+    file, said = folder / f"{key}.plan", folder / f"{key}.log"
+    record = cache.get(_KIND, key)
+    if record is not None and file.is_file() and digest_file(file).sha256 == record["sha256"]:
+        log.reused += 1
+        os.utime(file)
+        return BuiltPlan(file=file, log=said, **record)
+    scratch = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder))
+    try:
+        with Child(SERVE, None, limit_s, steady=True) as child:
+            made, print_ = scratch / "plan", scratch / "log"
+            record = child.ask({**plain(request), "out": str(made)}, print_)
+        if digest_file(made).sha256 != record["sha256"]:
+            raise CadenzaError(
+                f"the plan of {request.graph.name} was not written whole; free some space and try "
+                f"again"
+            )
+        os.replace(made, file)
+        os.replace(print_, said)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    cache.put(_KIND, key, record)
+    log.built += 1
+    return BuiltPlan(file=file, log=said, **record)
+
+
+def read_back(
+    plan: BuiltPlan,
+    precision: str,
+    quantized: int,
+    allowed: bool,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Return what a plan holds, for the manifest, held against what was asked for.
+
+    Args:
+        plan: As it was built.
+        precision: The name of what was asked for.
+        quantized: Elements of the weights that were to be multiplied so; 0 for all.
+        allowed: Whether it may differ; then that is said and kept.
+        say: Where warnings go.
+
+    Raises:
+        BackendError: It differs, and may not.
+    """
+    read = plan_from_file(plan.file)
+    made = audits(read, precision)
+    differs = [why for each in made if (why := mismatch(each, precision, quantized)) is not None]
+    if differs and not allowed:
+        raise BackendError(
+            f"{differs[0]}; leave {precision} out, or take it as it is with "
+            f"--allow-precision-mismatch"
+        )
+    for each in differs:
+        say(f"warning: {each}")
+    if not made:
+        say(f"warning: what {precision} was built in was not read back: {read.why}")
+    return {
+        "module": plan.version,
+        "executed": "not executed: no GPU was asked",
+        "quantized": quantized,
+        "audit": [audit.to_json() for audit in made],
+        "not_read": read.why,
+        "mismatch": differs,
+    }
+
+
+def _three(extents: tuple[tuple[int, ...], ...]) -> Extents:
+    low, best, high = extents
+    return low, best, high

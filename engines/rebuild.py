@@ -1,0 +1,191 @@
+"""`cadenza rebuild`: a bundle's plans built for another target, from the graphs that it carries.
+
+    bundle -> graph of each precision in use -> plan for the target, read back -> the bundle again,
+    with one target more
+
+Schedules are carried over.  What was measured for the old target says nothing about the new one,
+so it is marked stale; golden answers are those of the graphs that stand in, and stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from engines.build import BuildLog, Cache, open_cache
+from engines.bundle import Bundle, read_bundle, write_bundle
+from engines.errors import InputError
+from engines.manifest import GOLDEN, Engine
+from engines.plans import built_plan, profile_of, read_back
+from engines.targets import refusal, target_from_name
+from engines.terminal import command_parser, emit, emit_json, run_command
+from engines.trt import BuildRequest, TrtOptions
+
+_EXAMPLES = """\
+examples:
+  cadenza rebuild BUNDLE --target rtx-sm120              one target more, in place
+  cadenza rebuild BUNDLE --target rtx-sm86 -o ANOTHER    into a new bundle
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `argv`, rebuild and its arguments, and return the exit code."""
+    if not argv or argv[0] != "rebuild":
+        raise ValueError(f"the command is rebuild, got {list(argv)}")
+    return run_command(_parser(), _rebuild, argv[1:])
+
+
+def rebuild(
+    bundle: Bundle,
+    target: str,
+    out: Path,
+    cache: Cache,
+    log: BuildLog,
+    say: Callable[[str], None] = lambda text: None,
+    allow_mismatch: bool = False,
+) -> Bundle:
+    """Write a bundle with the plans of one target more, or of one of its own again.
+
+    Args:
+        bundle: Has the graphs; every byte of it was checked.
+        target: One of TensorRT.
+        out: The folder to be; the bundle's own is replaced when the new one is whole.
+        cache: Where plans are kept.
+        log: Counts what was built and what was found.
+        say: Where progress goes, a line at a time.
+        allow_mismatch: Take a plan that was not built as asked, and say so in the manifest.
+
+    Raises:
+        InputError: The bundle was not made for TensorRT, or the target lacks a precision.
+        BackendError: TensorRT refuses a graph, or builds something else.
+        MissingExtra: The module that builds for the target is not installed.
+    """
+    name = _checked(bundle, target)
+    before = _plans_of(bundle)
+    for precision in before:
+        why = refusal(target_from_name(name), precision)
+        if why is not None:
+            raise InputError(f"{why}; the schedules need {precision}: tune for {name} instead")
+    manifest = json.loads(json.dumps(bundle.manifest.raw))
+    files = {
+        path: bundle.path(path)
+        for path in bundle.manifest.files
+        if path != GOLDEN and not path.endswith(f".{name}.plan")
+    }
+    for precision, engine in before.items():
+        say(f"building {precision} for {name}")
+        plan = built_plan(_request(bundle, engine, name), cache, log, _digests(bundle))
+        path = f"engines/{precision}.{name}.plan"
+        recorded = engine.built.get("quantized")
+        quantized = recorded if isinstance(recorded, int) else 0
+        files[path] = plan.file
+        manifest["engines"][f"{precision}.{name}"] = {
+            "file": path,
+            "graph": engine.graph,
+            "precision": precision,
+            "target": name,
+            "built": read_back(plan, precision, quantized, allow_mismatch, say),
+            "options": dict(engine.options),
+        }
+    if name not in manifest["targets"]:
+        manifest["targets"].append(name)
+    old = next(iter(before.values())).target
+    for task in manifest["tasks"].values():
+        if name != old:
+            schedule = task["targets"][old]["schedule"]
+            stale = f"carried over from {old}: nothing was measured for {name}"
+            task["targets"][name] = {"schedule": schedule, "measured": {"stale": stale}}
+    return write_bundle(out, manifest, files, bundle.golden, force=out == bundle.folder)
+
+
+def _checked(bundle: Bundle, target: str) -> str:
+    """Return the target's own name, if plans can be built for it from a bundle.
+
+    Raises:
+        InputError: They cannot.
+    """
+    wanted = target_from_name(target)
+    if not wanted.ahead:
+        raise InputError(
+            f"{wanted.name} has no engines that are built ahead; rebuild for rtx-* or trt"
+        )
+    if not _plans_of(bundle):
+        raise InputError(
+            f"{str(bundle.folder)!r} has no graphs for TensorRT, only those of "
+            f"{', '.join(bundle.manifest.targets)}; export and tune for {wanted.name}"
+        )
+    return wanted.name
+
+
+def _plans_of(bundle: Bundle) -> dict[str, Engine]:
+    """Return the plan of each precision, of the first target that has plans."""
+    for target in bundle.manifest.targets:
+        if target_from_name(target).ahead:
+            return bundle.manifest.serving(target)
+    return {}
+
+
+def _request(bundle: Bundle, engine: Engine, target: str) -> BuildRequest:
+    manifest = bundle.manifest
+    graph = manifest.graphs[engine.graph]
+    answers = [task.sampler.gen_length for task in manifest.tasks.values()]
+    return BuildRequest(
+        graph=bundle.path(graph.file),
+        target=target,
+        profile=profile_of(
+            manifest.shape,
+            (min(answers), max(answers)),
+            manifest.model.max_length,
+            len(graph.scales[0]) if graph.scales else 0,
+        ),
+        options=TrtOptions(**engine.options),  # type: ignore[arg-type]
+    )
+
+
+def _digests(bundle: Bundle) -> dict[str, str]:
+    return {path: entry.sha256 for path, entry in bundle.manifest.files.items()}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command_parser(
+        "rebuild",
+        "Build a bundle's engines of TensorRT for another target, from the graphs in it.",
+        _EXAMPLES,
+    )
+    add = parser.add_argument
+    add("bundle", metavar="BUNDLE", type=Path, help="what cadenza tune wrote for TensorRT")
+    add("--target", metavar="T", required=True, help="for instance rtx-sm120, rtx-sm89+sm120")
+    add("-o", "--output", metavar="BUNDLE", type=Path, help="a new bundle (default: in place)")
+    add("--cache", metavar="DIR", type=Path, help="folder of engines")
+    add(
+        "--allow-precision-mismatch",
+        action="store_true",
+        help="take an engine that was not built in the precision asked for, with a warning",
+    )
+    add("--json", action="store_true", help="print the result as JSON on stdout")
+    return parser
+
+
+def _rebuild(args: argparse.Namespace) -> int:
+    bundle, log = read_bundle(args.bundle), BuildLog()
+    made = rebuild(
+        bundle,
+        args.target,
+        args.output or bundle.folder,
+        open_cache(args.cache, os.environ),
+        log,
+        lambda text: print(text, file=sys.stderr, flush=True),
+        args.allow_precision_mismatch,
+    )
+    targets: Mapping[str, object] = {"targets": list(made.manifest.targets)}
+    if args.json:
+        counts = {"built": log.built, "reused": log.reused}
+        emit_json({"bundle": str(made.folder), "digest": made.digest, **targets, **counts})
+    else:
+        emit(f"{made.folder}: targets {', '.join(made.manifest.targets)}; {log}")
+        emit(f"next: cadenza verify {made.folder}")
+    return 0

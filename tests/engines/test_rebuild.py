@@ -1,0 +1,87 @@
+"""A bundle for another GPU: its own graphs built again, measurements marked stale."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cadenza import main
+from engines.bundle import read_bundle
+from engines.manifest import Shape
+from exporter.export import export
+from tests.tiny_export import small_export
+from tests.tuner.tuning import Tuner
+
+pytest.importorskip("tensorrt_rtx_bindings", reason="pip install 'cadenza[tensorrt-rtx]'")
+
+
+@pytest.fixture(scope="module")
+def bundle(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a bundle for rtx-sm89; its copies are rebuilt."""
+    folder = tmp_path_factory.mktemp("rebuilt")
+    config = small_export(
+        checkpoint,
+        folder / "EXPORT",
+        target="rtx-sm89",
+        precisions=("fp16", "int8", "fp8"),
+        shape=Shape((1, 4, 8), (1, 16, 40)),
+        tasks=("edit",),
+    )
+    tuner = Tuner(export(config), folder / "BUNDLE", folder / "cache")
+    with pytest.MonkeyPatch.context() as patch:
+        asked = ("--target", "rtx-sm89", "--precision", "int8", "--trials", "1")
+        said = tuner.run_quietly(patch, *asked, "--max-loss", "100")
+    assert said.code == 0, said.err
+    return said.bundle
+
+
+def test_a_rebuilt_bundle_has_one_target_more_and_verifies(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "NEW"
+    cache = ("--cache", str(tmp_path / "cache"))
+    argv = ["rebuild", str(bundle), "--target", "rtx-sm120+sm86", "-o", str(out), *cache, "--json"]
+    assert main(argv) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["targets"] == ["rtx-sm89", "cpu", "rtx-sm86+sm120"]
+    assert said["built"] == 1
+    made, before = read_bundle(out), read_bundle(bundle)
+    assert made.golden == before.golden
+    (engine,) = made.manifest.serving("rtx-sm86+sm120").values()
+    assert engine.built["mismatch"] == []
+    task = made.manifest.tasks["edit"]
+    assert task.targets["rtx-sm86+sm120"].schedule == task.targets["rtx-sm89"].schedule
+    assert "carried over from rtx-sm89" in str(task.targets["rtx-sm86+sm120"].measured["stale"])
+    assert main(["verify", str(out)]) == 0
+    assert "whole, for sm86, sm120" in capsys.readouterr().out
+    assert main([*argv[:6], *cache]) == 2  # the new one is there, and is not replaced
+
+
+def test_in_place_the_old_one_is_replaced_when_the_new_one_is_whole(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import shutil
+
+    own = tmp_path / "OWN"
+    shutil.copytree(bundle, own)
+    argv = ["rebuild", str(own), "--target", "rtx-sm86", "--cache", str(tmp_path / "cache")]
+    assert main(argv) == 0
+    assert read_bundle(own).manifest.targets == ("rtx-sm89", "cpu", "rtx-sm86")
+    digest = read_bundle(own).digest
+    assert main(argv) == 0
+    assert read_bundle(own).digest == digest
+    assert "1 reused" in capsys.readouterr().out
+
+
+def test_what_cannot_be_rebuilt_is_told(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for target, says in (
+        ("cpu", "cpu has no engines that are built ahead"),
+        ("rtx-sm90", "has no 'sm90'"),
+    ):
+        assert main(["rebuild", str(bundle), "--target", target, "-o", str(tmp_path / "N")]) == 2
+        assert says in capsys.readouterr().err
+    assert not (tmp_path / "N").exists()
