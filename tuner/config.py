@@ -78,6 +78,9 @@ class TuneConfig:
         gates: Largest distance, by its name, that a candidate's logits may have from full
             precision's at a first look.
         space: Choices of knobs in place of the built-in ones, by the knob's name.
+        latencies: File of latencies of engines that do not run here, or None.
+        gpu: The GPU for which they are predicted where there is no file; None for a usual one.
+        allow_precision_mismatch: Whether a plan that was not built as asked ships, with a warning.
         child_limit_s: Seconds that a build, a measurement or an evaluation may say nothing.
         child_memory_mib: Address space that their process may have, or None.
         cache_limit_mib: What the cache may hold when the tune ends, or None.
@@ -107,6 +110,9 @@ class TuneConfig:
     max_losses: tuple[tuple[str, float], ...] = ()
     gates: tuple[tuple[str, float], ...] = (("cos", 0.5),)
     space: tuple[tuple[str, tuple[Value, ...]], ...] = ()
+    latencies: Path | None = None
+    gpu: str | None = None
+    allow_precision_mismatch: bool = False
     child_limit_s: float = 1800.0
     child_memory_mib: float | None = None
     cache_limit_mib: float | None = None
@@ -195,7 +201,7 @@ class TuneConfig:
         of a grader's module are: `prompts_digest` holds the last three.
         """
         elsewhere = (
-            *("output", "storage", "timeout_s", "baselines", "graders", "others"),
+            *("output", "storage", "timeout_s", "baselines", "graders", "others", "latencies"),
             *("child_limit_s", "child_memory_mib", "cache_limit_mib"),
             "trials",  # more of them go on where fewer ended
         )

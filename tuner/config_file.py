@@ -74,7 +74,8 @@ class Effective:
             before = parts[:-1]
             said = _dumped(_plain(shown(key, each.value)))
             name = _dumped(parts[-1])
-            lines.append(f"{'  ' * len(before)}{name}: {said}  # {each.source}")
+            source = "".join(each_ if each_.isprintable() else "?" for each_ in each.source)
+            lines.append(f"{'  ' * len(before)}{name}: {said}  # {source}")
         return "\n".join(lines) + "\n"
 
 
@@ -160,6 +161,8 @@ KEYS: dict[str, _Field] = {
     "budget.mean_bits": _NUMBER,
     "budget.latency_ms": _Field(_text, "milliseconds, or a percentage such as 85%"),
     "budget.memory_mib": _NUMBER,
+    "budget.latencies": _Field(_path, "a path"),
+    "budget.gpu": _WORD,
     "quality.objective": _WORD,
     "quality.max_loss.*": _NUMBER,
     "quality.gates.*": _NUMBER,
@@ -175,6 +178,7 @@ KEYS: dict[str, _Field] = {
     "run.cache_limit_mib": _NUMBER,
     "run.child_limit_s": _NUMBER,
     "run.child_memory_mib": _NUMBER,
+    "run.allow_precision_mismatch": _FLAG,
     "run.strict": _FLAG,
     "run.force": _FLAG,
 }
@@ -293,6 +297,8 @@ def _walk(node: Any, key: str, where: str, folder: Path, found: dict[str, Source
             seen.add(name.value)
             _walk(value, f"{key}.{name.value}" if key else name.value, where, folder, found)
         return
+    if not key:
+        raise InputError(f"{at}: the config must be a mapping of keys to values")
     _known(key, at, whole=True)
     if key == "quality.max_loss":  # one number for every task
         key = "quality.max_loss.all"
@@ -342,8 +348,9 @@ def _known(key: str, at: str, whole: bool = False) -> None:
     except KeyError:
         if whole and any(each.startswith(f"{key}.") for each in KEYS):
             return
-        plain = [each.removesuffix(".*") for each in KEYS]
-        plain += {each.partition(".")[0] for each in KEYS if "." in each}
+        every = [each.removesuffix(".*") for each in KEYS]
+        every += [each.partition(".")[0] for each in KEYS if "." in each]
+        plain = list(dict.fromkeys(every))
         near = difflib.get_close_matches(key, plain, 1, 0.5)
         mend = f"did you mean {near[0]!r}?" if near else f"keys are {', '.join(plain)}"
         raise InputError(f"{at}: unknown key {key!r}; {mend}") from None

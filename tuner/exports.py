@@ -7,6 +7,7 @@ from pathlib import Path
 
 from engines.errors import InputError
 from engines.precision import FULL_PRECISION, Precision, precision_from_name
+from engines.targets import target_from_name
 from exporter.folder import Export, read_export
 
 
@@ -17,7 +18,9 @@ def export_for(folder: Path, target: str) -> Export:
         InputError: It is damaged, or for another target.
     """
     export = read_export(folder, verify=True)
-    if target != export.target:
+    # What is exported for one target of TensorRT is for all of them.
+    both_ahead = all(target_from_name(each).ahead for each in (target, export.target))
+    if target != export.target and not both_ahead:
         raise InputError(
             f"the export is for target {export.target!r}, asked was {target!r}; export again "
             f"with --target {target}"

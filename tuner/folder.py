@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -15,6 +16,10 @@ from pathlib import Path
 from engines.errors import InputError
 
 COMMAND, CONFIG, TRIALS = "command.json", "config.json", "trials.jsonl"
+
+
+# A file that `write_text` was writing.
+_PARTIAL = re.compile(r"\.[\w.-]{1,100}\.[a-z0-9_]{8}")
 
 
 @contextmanager
@@ -88,8 +93,11 @@ def write_text(file: Path, text: str) -> None:
 
 def _claim(folder: Path, identity: str, force: bool) -> None:
     """Make the folder this command's, or refuse it."""
-    file, partial = folder / COMMAND, folder / f"{COMMAND}.partial"
-    others = [path for path in folder.iterdir() if path.name != "lock" and path != partial]
+    file = folder / COMMAND
+    for left in folder.glob(".*.*"):  # of a process that was killed while it wrote
+        if left.is_file() and not left.is_symlink() and _PARTIAL.fullmatch(left.name):
+            left.unlink()
+    others = [path for path in folder.iterdir() if path.name != "lock"]
     if others and not file.is_file():
         raise InputError(
             f"{str(folder)!r} is not the folder of a tune, so it is left as it is; move it away, "

@@ -22,6 +22,7 @@ class Outcome:
         bundle: As written, or as found.
         verdicts: On each task and `default`; empty where nothing was judged now.
         precisions: That a schedule of the verdicts may run.
+        unit: Of costs: milliseconds, and where they are from, or bits.
         shortfall: What was asked for and not shown, or None; the bundle says it is degraded.
         interrupted: Whether it was stopped and the bundle is the best so far.
         summary: For `--json`.
@@ -30,6 +31,7 @@ class Outcome:
     bundle: Bundle
     verdicts: tuple[Verdict, ...]
     precisions: tuple[Precision, ...]
+    unit: str
     shortfall: str | None
     interrupted: bool
     summary: Mapping[str, Any]
@@ -46,7 +48,9 @@ def tune_of(output: Path) -> Mapping[str, Any]:
     return made if isinstance(made, dict) else {}
 
 
-def finished(output: Path, identity: str, trials: int, force: bool) -> Bundle | None:
+def finished(
+    output: Path, identity: str, trials: int, force: bool, timeout_s: float | None = None
+) -> Bundle | None:
     """Return the bundle that this very command wrote before, whole, or None.
 
     Args:
@@ -54,6 +58,7 @@ def finished(output: Path, identity: str, trials: int, force: bool) -> Bundle | 
         identity: The command's.
         trials: That are asked for; of a bundle of fewer, the search goes on.
         force: Whether a damaged one may be replaced.
+        timeout_s: Of the search now; one that ended by a shorter one goes on.
 
     Raises:
         BundleError: It is damaged, and may not be replaced.
@@ -61,7 +66,11 @@ def finished(output: Path, identity: str, trials: int, force: bool) -> Bundle | 
     made = tune_of(output)
     if made.get("identity") != identity or not made.get("complete"):
         return None
-    if made.get("asked_trials", 0) < trials:
+    ended_by = made.get("timeout_s")  # of a search that its time cut short
+    if isinstance(ended_by, int | float):
+        if timeout_s is None or timeout_s > ended_by:
+            return None
+    elif made.get("asked_trials", 0) < trials:
         return None
     try:
         return read_bundle(output)

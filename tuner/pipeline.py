@@ -47,6 +47,9 @@ from tuner.workshop import Workshop
 # against the best), for the progress that is shown.
 STEPS, STEPS_TOGETHER = 2, 2
 
+# A machine that is by this factor slower than before is told of.
+_MUCH = 1.1
+
 _INTERRUPTED = "interrupted: writing the best bundle so far, not judged on test prompts"
 
 
@@ -74,13 +77,14 @@ def tune(
     digests = [digest_file(each / EXPORT).sha256 for each in (config.export, *config.others)]
     identity = config.identity("/".join(digests), bench.prompts_digest)
     asked_trials = config.trials or bench.effort.trials
-    before = finished(config.output, identity, asked_trials, force)
+    before = finished(config.output, identity, asked_trials, force, config.timeout_s)
     if before is not None:
         say(f"{config.output} is complete already; nothing was changed")
         return Outcome(
             bundle=before,
             verdicts=(),
             precisions=bench.shown_precisions,
+            unit=bench.unit,
             shortfall=shortfall(tune_of(config.output)),
             interrupted=False,
             summary=summary(before, (), {"made": False}),
@@ -126,6 +130,7 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
         "trial": winner.number,
         "trials": len(results),
         "asked_trials": config.trials or bench.effort.trials,
+        "timeout_s": config.timeout_s if _cut_short(contest, results) else None,
         "failed": sum(result.failed is not None for result in results),
         "goal": config.goal,
         "max_loss": {name: config.floor_of(name) for name in bench.jobs},
@@ -137,6 +142,7 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
             for v in verdicts
             if v.quality_shown_to > _floor(config, bench, v.task)
         },
+        "unit": bench.unit,
         "tightened": settled.tightened,
         "over_budget": settled.over_budget,
     }
@@ -174,6 +180,7 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
         bundle=bundle,
         verdicts=tuple(verdicts),
         precisions=bench.shown_precisions,
+        unit=bench.unit,
         shortfall=short,
         interrupted=interrupted,
         summary=told,
@@ -216,6 +223,13 @@ def _search(
         )
 
 
+def _cut_short(contest: Contest, results: Sequence[TrialResult]) -> bool:
+    """Return whether a search ended by its time: fewer trials than asked for, and some left."""
+    config = contest.bench.config
+    wanted = min(config.trials or contest.bench.effort.trials, size(contest.shop.space))
+    return config.timeout_s is not None and len(results) < wanted
+
+
 def _ask(
     worker: Child,
     bench: Workbench,
@@ -236,11 +250,15 @@ def _ask(
     steps = STEPS * len(bench.jobs) + STEPS_TOGETHER
     with Progress(steps, f"trial {number + 1}/{trials}") as progress:
         try:
-            answer = worker.ask(
-                request,
-                work / "logs" / f"trial-{number:04d}.log",
-                lambda note: progress.advance(1, note),
-            )
+            log = work / "logs" / f"trial-{number:04d}.log"
+            try:
+                answer = worker.ask(request, log, lambda note: progress.advance(1, note))
+            except ChildError as error:
+                if "killed by the system" not in str(error):
+                    raise
+                # Whoever killed it may have meant somebody else's memory: once more.
+                bench.say(f"trial {number + 1}/{trials}: {error}; trying once more")
+                answer = worker.ask(request, log, lambda note: progress.advance(0, note))
             result = TrialResult.from_json(answer)
             progress.advance(steps - progress.done)  # not every trial has them all
         except ChildError as error:
@@ -254,13 +272,16 @@ def _ask(
                 failed=str(error),
                 log=error.tail,
             )
-    said = result.failed or (
-        f"{result.cost:.4g} {'bits' if bench.simulated else 'ms a sequence'}, "
-        f"loss {result.loss:.2f} points"
-    )
+    said = result.failed or (f"{result.cost:.4g} {bench.unit}, loss {result.loss:.2f} points")
     changed = contrast(candidate, before[0].candidate) if before else "the defaults"
     took = time.monotonic() - began
     bench.say(f"trial {number + 1}/{trials}: {changed}: {said} ({took:.1f} s)")
+    drift = result.machine.get("drift", 1.0)
+    if not 1.0 / _MUCH <= drift <= _MUCH:
+        bench.say(
+            f"trial {number + 1}/{trials}: the machine was {drift:.2f} times slower than when the "
+            f"defaults were timed; latencies are held against full precision in the same rounds"
+        )
     within = result.machine.get("drift_within")
     if within is not None:
         bench.say(

@@ -16,7 +16,7 @@ from engines.build import Cache, engine_key
 from engines.bundle import check_output, is_bundle
 from engines.errors import InputError
 from engines.machine import busy, state
-from engines.options import OrtOptions
+from engines.options import session_options
 from engines.precision import FULL_PRECISION
 from engines.terminal import duration, table
 from tuner.config import TuneConfig
@@ -99,6 +99,9 @@ def foreseen(shop: Workshop, a_row: float | None) -> Plan:
     free = os.statvfs(_existing(config.output))
     now = state()
     memory = _SETTINGS * sum(weights[name] for name in used) + _activations_mib(bench)
+    certain = graphs / MIB
+    if not _same_device(export.folder, config.output):  # no hard links: weights are copied
+        certain += sum(weights[name] for name in used)
     plan = Plan(
         candidates=size(space),
         trials=trials,
@@ -106,8 +109,8 @@ def foreseen(shop: Workshop, a_row: float | None) -> Plan:
         cached=_cached(bench, shop, space, names, trials),
         rows=rows,
         seconds=None if a_row is None else rows * a_row,
-        disk_mib=graphs / MIB,
-        disk_most_mib=graphs / MIB + (trials - 1) * most + sum(weights[name] for name in used),
+        disk_mib=certain,
+        disk_most_mib=certain + (trials - 1) * most + sum(weights[name] for name in used),
         disk_free_mib=free.f_bavail * free.f_frsize / MIB,
         memory_mib=memory,
         memory_free_mib=now.get("available_mib"),
@@ -146,8 +149,8 @@ def check(plan: Plan, output: Path) -> None:
     """
     if plan.disk_mib > plan.disk_free_mib:
         raise InputError(
-            f"{plan.disk_mib:,.0f} MiB are needed where {str(output)!r} will be, and "
-            f"{plan.disk_free_mib:,.0f} are free; free some space, or choose another --output"
+            f"{plan.disk_mib:,.1f} MiB are needed where {str(output)!r} will be, and "
+            f"{plan.disk_free_mib:,.1f} are free; free some space, or choose another --output"
         )
 
 
@@ -183,7 +186,7 @@ def _cached(
         recipe = {k.name: candidate[k.name] for k in space if k.kind == "recipe"}
         if shop.default.changed(**recipe) != shop.default:
             continue
-        options = OrtOptions(provider=bench.config.target, **candidate.options)  # type: ignore[arg-type]
+        options = session_options(bench.config.target, candidate.options)
         for name in sorted(names):
             spec = engine_spec(bench.export, name, candidate.scales, options)[1]
             wanted[engine_key(spec)] = None
@@ -200,6 +203,10 @@ def _activations_mib(bench: Workbench) -> float:
 
 def _offers(space: Sequence[Knob], name: str) -> bool:
     return any(knob.name == name and len(knob.choices) > 1 for knob in space)
+
+
+def _same_device(one: Path, other: Path) -> bool:
+    return _existing(one).stat().st_dev == _existing(other).stat().st_dev
 
 
 def _existing(path: Path) -> Path:

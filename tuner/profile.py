@@ -23,7 +23,7 @@ from engines.backend import Backend
 from engines.build import BuildLog, Cache, EngineSpec, engine_key
 from engines.document import document_from_text
 from engines.errors import CadenzaError, InputError
-from engines.options import OrtOptions
+from engines.options import session_options
 from engines.precision import FULL_PRECISION
 from engines.schedule import SamplerConfig, Schedule, fixed_steps_like
 from engines.terminal import Progress
@@ -66,7 +66,7 @@ class _Bench:
 
     @cached_property
     def specs(self) -> dict[str, EngineSpec]:
-        options = OrtOptions(provider=self.setting.config.target)
+        options = session_options(self.setting.config.target)
         return {
             each.name: engine_spec(self.setting.export, each.name, "shared", options)[1]
             for each in self.setting.precisions

@@ -52,6 +52,17 @@ def states(record: Record) -> list[tuple[str, str, str]]:
     if simulated(record):
         says = "Activations are rounded, not computed, at their bits: no latency claim is made."
         found.append((NOTE, "Simulated", says))
+    every = number(result.get("trials"))
+    if every is not None and every > len(record.trials) > 0:
+        says = (
+            f"The study was shared: {every - len(record.trials):.0f} of its {every:.0f} trials "
+            f"are other workers', in their own folders, and not shown."
+        )
+        found.append((NOTE, "Shared", says))
+    _, comma, where = record.search.unit.partition(", ")
+    if comma:
+        says = f"No engine was timed where this was tuned: milliseconds are {where}."
+        found.append((NOTE, "Latencies from elsewhere", says))
     missed = [
         f"{task.name}: {says}"
         for task in record.tasks

@@ -8,11 +8,12 @@ best that its cost can buy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from engines.errors import BackendError
 from engines.schedule import Schedule
 from tuner.allocate import allocate
 from tuner.choice import Priced
@@ -30,6 +31,7 @@ def schedule_of(rule: str, table: Priced, baselines: Mapping[str, Schedule]) -> 
             was written spends its budget best.
 
     Raises:
+        BackendError: The schedule by hand has other windows.
         BudgetError: No schedule is within the budgets.
         ValueError: The rule is none.
     """
@@ -37,6 +39,11 @@ def schedule_of(rule: str, table: Priced, baselines: Mapping[str, Schedule]) -> 
         return Schedule.uniform(rule.removeprefix(UNIFORM), len(table.gain))
     if rule.startswith(BASELINE):
         by_hand = baselines.get(rule.removeprefix(BASELINE))
+        if by_hand is not None and by_hand.windows != len(table.gain):
+            raise BackendError(
+                f"the schedule {rule.removeprefix(BASELINE)} has {by_hand.windows} windows, not "
+                f"{len(table.gain)}; write one that fits, or leave it out"
+            )
         return by_hand or Schedule(allocate(table.gain, table.costs, table.budget, 0).schedule)
     if not rule.startswith(SPEND):
         raise ValueError(f"a schedule's rule is {UNIFORM}P, {SPEND}K or {BASELINE}NAME: {rule!r}")
@@ -68,3 +75,22 @@ def narrowed(table: Priced, share: float) -> Budget:
     if timed:
         return replace(table.budget, latency_ms=bound)
     return replace(table.budget, mean_bits=bound)
+
+
+def check_rule(rule: str, precisions: Sequence[str], baselines: Sequence[str]) -> None:
+    """Check a choice of the knob `schedule`.
+
+    Raises:
+        ValueError: It is no rule, or names what is not there.
+    """
+    for kind, names in ((UNIFORM, precisions), (BASELINE, baselines)):
+        if rule.startswith(kind):
+            if rule.removeprefix(kind) not in names:
+                raise ValueError(f"{rule!r} names none of {', '.join(names) or 'no'} {kind[:-1]}")
+            return
+    share = rule.removeprefix(SPEND)
+    if not rule.startswith(SPEND) or not share.isdecimal() or int(share) > 100:
+        raise ValueError(
+            f"a schedule's rule is {UNIFORM}P, {SPEND}K with K up to 100, or {BASELINE}NAME, got "
+            f"{rule!r}"
+        )

@@ -87,7 +87,7 @@ def search(
                     told.add(result.number)
                     if offers(space, result.candidate):
                         study.own.add_trial(as_trial(space, result))
-            if len(finished) >= trials:
+            if len({result.candidate for result in finished}) >= trials:
                 return finished
             if deadline is not None and finished and clock() >= deadline:
                 return finished

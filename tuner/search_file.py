@@ -40,7 +40,8 @@ def described(
         "goal": config.goal,
         "strategy": config.strategy,
         "seed": config.seed,
-        "unit": "mean bits" if bench.simulated else "ms a sequence",
+        "unit": bench.unit,
+        "latencies": None if bench.latencies is None else bench.latencies.to_json(),
         "space": [asdict(knob) for knob in space],
         "budgets": full["budgets"],
         "floors": {name: config.floor_of(name) for name in bench.jobs},
@@ -50,7 +51,7 @@ def described(
             {"name": each.name, "bits": each.bits, "simulated": each.simulated}
             for each in bench.shown_precisions
         ],
-        "environment": {**bench.export.environment, **machine(gpu=config.target != "cpu")},
+        "environment": {**bench.export.environment, **machine(gpu=config.target == "cuda")},
         "device": bench.device,
     }
 

@@ -13,6 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
 
 from engines.build import digest_json
 from engines.errors import BudgetError
@@ -20,12 +23,19 @@ from engines.manifest import DEFAULT_TASK
 from engines.measure import measure_schedules
 from engines.noise import Interval
 from engines.precision import FULL_PRECISION
-from engines.schedule import THRESHOLD, SamplerConfig, Schedule, fixed_steps_like
+from engines.schedule import (
+    THRESHOLD,
+    SamplerConfig,
+    Schedule,
+    fixed_steps_like,
+    passes_by_window,
+)
 from tuner.choice import Choice
 from tuner.contest import Contest
 from tuner.costs import Reals
 from tuner.space import Candidate
 from tuner.stopwatch import MEASURE
+from tuner.timing import Timing, given_timing
 from tuner.trials import TrialResult
 
 # How often a schedule that misses its latency is chosen anew.
@@ -129,9 +139,9 @@ def time_schedules(
     schedules: Mapping[str, tuple[Schedule, SamplerConfig]],
     passes: Mapping[str, Reals],
 ) -> dict[str, Interval] | None:
-    """Return milliseconds a sequence at the declared shape, by label; None if simulated.
+    """Return milliseconds a sequence at the declared shape, by label; None if there are none.
 
-    Measured in one run, in turns, and kept in the cache.
+    Measured in one run, in turns, and kept in the cache; or summed of those that were given.
 
     Args:
         contest: Has the engines.
@@ -140,8 +150,14 @@ def time_schedules(
         passes: Of each in each window [W], by label; read where they depend on the data.
     """
     bench = contest.bench
-    if bench.simulated:
+    if not bench.timed:
         return None
+    if bench.latencies is not None:
+        return {
+            label: _given(given_timing(bench.latencies, schedule.windows), schedule, sampler, each)
+            for label, (schedule, sampler) in schedules.items()
+            for each in (passes[label],)
+        }
     engines, shape = contest.shop.engines(candidate), bench.export.shape
     keys = {
         label: digest_json(
@@ -185,3 +201,17 @@ def time_schedules(
         kept = {name: [each.median, each.low, each.high] for name, each in found.items()}
         bench.cache.put("schedules", key, kept)
     return {label: Interval(*kept[key]) for label, key in keys.items()}
+
+
+def _given(timing: Timing, schedule: Schedule, sampler: SamplerConfig, passes: Reals) -> Interval:
+    """Return the sum of given latencies over the passes of a schedule."""
+    counts = passes if sampler.rule == THRESHOLD else passes_by_window(sampler, schedule.windows)
+    names = schedule.precisions
+    ms = np.array([timing.by_window[name][w] for w, name in enumerate(names)])
+    ends = np.array([timing.spread[name] for name in names])
+    changes = sum(one != other for one, other in pairwise(names))
+    low, middle, high = (
+        float(np.dot(counts, ms * share)) + changes * timing.switch_ms
+        for share in (ends[:, 0], 1.0, ends[:, 1])
+    )
+    return Interval(middle, low, high)

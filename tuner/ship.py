@@ -19,6 +19,7 @@ from tuner.choice import Choice
 from tuner.closing_table import Verdict, verdict_json
 from tuner.contest import Contest
 from tuner.evaluate import Item
+from tuner.plans import plans_of
 from tuner.space import Candidate
 from tuner.workbench import Job, Workbench
 from tuner.workshop import Engines
@@ -49,28 +50,34 @@ def ship(
     """
     bench, engines = contest.bench, contest.shop.engines(candidate)
     used = sorted({name for choice in choices.values() for name in choice.schedule.precisions})
+    plans = plans_of(contest, candidate, used) if bench.ahead else {}
+    graphs = [engines.graphs[name] for name in used]
+    graphs += [plan.graph for plan in plans.values() if plan.graph not in graphs]
     manifest = {
         "cadenza": __version__,
         "model": asdict(engines.folder.model),
         "sampler": engines.folder.sampler.to_json(),
-        "targets": [bench.config.target],
+        "targets": list(_targets(bench)),
         "shape": asdict(engines.folder.shape),
         "precisions": [asdict(engines.folder.precisions[name]) for name in used],
         "families": {
             family: {"bytes": engines.folder.families[family]}
             for family in sorted({engines.folder.precisions[name].family for name in used})
         },
-        "graphs": {engines.graphs[name]: _graph(engines, name) for name in used},
+        "graphs": {name: _graph(engines.folder, name) for name in graphs},
         "engines": {
-            f"{name}.{bench.config.target}": {
-                "file": engines.folder.graphs[engines.graphs[name]].file,
-                "graph": engines.graphs[name],
-                "precision": name,
-                "target": bench.config.target,
-                "built": dict(engines.built[name]),
-                "options": _options(engines),
-            }
-            for name in used
+            **{
+                f"{name}.{_here(bench)}": {
+                    "file": engines.folder.graphs[engines.graphs[name]].file,
+                    "graph": engines.graphs[name],
+                    "precision": name,
+                    "target": _here(bench),
+                    "built": dict(engines.built[name]),
+                    "options": _options(engines),
+                }
+                for name in used
+            },
+            **{f"{name}.{bench.config.target}": plan.entry for name, plan in plans.items()},
         },
         "tasks": {
             name: _task(contest, name, choice, verdicts.get(name))
@@ -80,10 +87,12 @@ def ship(
         "degraded": degraded,
         "tune": dict(tune),
     }
+    files = _files(engines.folder, graphs)
+    files |= {str(plan.entry["file"]): plan.file for plan in plans.values()}
     return write_bundle(
         bench.config.output,
         manifest,
-        _files(engines.folder, [engines.graphs[name] for name in used]),
+        files,
         golden_lines(contest, engines, choices),
         force=force,
     )
@@ -114,9 +123,7 @@ def golden_lines(
                     prompt=item.prompt.prompt,
                     ids=ids[0],
                     full_precision_ids=ids[1],
-                    schedule_digest=schedule_digest(
-                        choice.schedule, job.sampler, bench.config.target
-                    ),
+                    schedule_digest=schedule_digest(choice.schedule, job.sampler, _here(bench)),
                 )
             )
     return lines
@@ -134,12 +141,22 @@ def _golden_items(bench: Workbench, name: str) -> list[tuple[Job, Item]]:
     ]
 
 
-def _graph(engines: Engines, name: str) -> dict[str, Any]:
-    graph = engines.folder.graphs[engines.graphs[name]]
+def _here(bench: Workbench) -> str:
+    """Return the target whose engines answer on this machine."""
+    return "cpu" if bench.ahead else bench.config.target
+
+
+def _targets(bench: Workbench) -> tuple[str, ...]:
+    """Return the targets of the bundle: the one asked for, and what stands in for it here."""
+    return tuple(dict.fromkeys((bench.config.target, _here(bench))))
+
+
+def _graph(folder: Export, name: str) -> dict[str, Any]:
+    graph = folder.graphs[name]
     return {
         "file": graph.file,
         "tail": graph.tail,
-        "precision": name,
+        "precision": graph.precision,
         "windows": list(graph.windows),
         "weights": list(graph.weights),
         "scales": None if graph.scales is None else [list(row) for row in graph.scales],
@@ -164,10 +181,10 @@ def _task(contest: Contest, name: str, choice: Choice, verdict: Verdict | None) 
         # A record for people; nothing runs what it names.
         "grader": None if job is None else job.workload.grader,
         "targets": {
-            bench.config.target: {
+            target: {
                 "schedule": list(choice.schedule.precisions),
                 "budgets": asdict(asked),
-                "measured": {} if verdict is None else _measured(verdict),
+                "measured": {} if verdict is None else _measured(verdict, bench),
                 "predicted": {
                     "mean_bits": choice.mean_bits,
                     "latency_ms": choice.latency_ms,
@@ -176,15 +193,35 @@ def _task(contest: Contest, name: str, choice: Choice, verdict: Verdict | None) 
                     "loss": choice.loss,
                 },
             }
+            if target == bench.config.target
+            else _stands_in(choice, bench)
+            for target in _targets(bench)
         },
     }
 
 
-def _measured(verdict: Verdict) -> dict[str, Any]:
-    """Return a verdict for the manifest: what ships, flat, then what it was compared with."""
+def _stands_in(choice: Choice, bench: Workbench) -> dict[str, Any]:
+    """Return what is known of a schedule on the target that stands in: the schedule alone."""
+    return {
+        "schedule": list(choice.schedule.precisions),
+        "budgets": {},
+        "measured": {"stands_in_for": bench.config.target},
+        "predicted": {},
+    }
+
+
+def _measured(verdict: Verdict, bench: Workbench) -> dict[str, Any]:
+    """Return a verdict for the manifest: what ships, flat, then what it was compared with.
+
+    Of a target of TensorRT it says where quality and latency come from: nothing ran there.
+    """
     whole = verdict_json(verdict)
     shipped = {k: v for k, v in whole.pop("shipped").items() if k not in ("label", "schedule")}
-    return {**shipped, **whole}
+    if not bench.ahead:
+        return {**shipped, **whole}
+    latency = "none given" if bench.latencies is None else bench.latencies.says
+    where = {"quality_from": "the graphs that stand in, on cpu", "latency_from": latency}
+    return {**where, **shipped, **whole}
 
 
 def _files(folder: Export, graphs: Sequence[str]) -> dict[str, Path]:

@@ -14,6 +14,7 @@ from engines.model import ModelInfo
 from engines.noise import drift
 from engines.precision import FULL_PRECISION
 from engines.schedule import SamplerConfig, fixed_steps_like
+from tuner.latencies import Latencies
 from tuner.space import Candidate
 from tuner.stopwatch import MEASURE
 from tuner.workshop import Workshop
@@ -113,8 +114,21 @@ def timed_passes(
     return kept
 
 
+def given_timing(latencies: Latencies, windows: int) -> Timing:
+    """Return latencies that were given: the same in every window [W], nothing corrected."""
+    return Timing(
+        by_window={name: [each.median] * windows for name, each in latencies.passes.items()},
+        spread={
+            name: (each.low / each.median, each.high / each.median)
+            for name, each in latencies.passes.items()
+        },
+        anchor_ms=latencies.passes[FULL_PRECISION.name].median,
+        switch_ms=latencies.switch_ms,
+    )
+
+
 def time_candidate(shop: Workshop, candidate: Candidate, sampler: SamplerConfig) -> Timing | None:
-    """Return a candidate's latencies, corrected for the machine's drift; None if simulated.
+    """Return a candidate's latencies, corrected for the machine's drift; None if there are none.
 
     Full precision with the default options runs in the same rounds; by how much it was slower
     than in the rounds of the default candidate, everything else is taken to have been.
@@ -124,8 +138,10 @@ def time_candidate(shop: Workshop, candidate: Candidate, sampler: SamplerConfig)
         candidate: What is timed; its schedule does not matter.
         sampler: By threshold, fixed steps of the same lengths are timed: a pass costs the same.
     """
-    if shop.bench.simulated:
+    if not shop.bench.timed:
         return None
+    if shop.bench.latencies is not None:
+        return given_timing(shop.bench.latencies, candidate.windows)
     fixed = fixed_steps_like(sampler, candidate.windows)
     engines = shop.engines(candidate)
     anchor = shop.engines(shop.default).fleet
@@ -153,9 +169,16 @@ def time_candidate(shop: Workshop, candidate: Candidate, sampler: SamplerConfig)
         assert reference is not None, "simulated precisions are not timed"
         first = reference.anchor_ms
     drifted = anchored / first
+    # Rounds are paired: the ratio to full precision in the same round stands where load comes and
+    # goes, a quotient of two medians does not.
+    scale = {
+        name: kept["ratio"][name][0] * first / ms
+        for name, ms in kept["pass"].items()
+        if name != _ANCHOR
+    }
     return Timing(
         by_window={
-            name: [value / drifted for value in values]
+            name: [value * scale[name] for value in values]
             for name, values in kept["by_window"].items()
             if name != _ANCHOR
         },

@@ -25,7 +25,7 @@ from tuner.choice import Priced
 from tuner.contest import Contest
 from tuner.gate import first_look, refused
 from tuner.rule import schedule_of
-from tuner.space import Candidate
+from tuner.space import UNIFORM, Candidate
 from tuner.stopwatch import EVALUATE, MEASURE
 from tuner.timing import Timing
 from tuner.trials import TrialResult
@@ -83,9 +83,16 @@ def run_trial(
     distances: dict[str, dict[str, float | None]] = {}
     try:
         distances = look(contest, candidate)
-        reason = refused(distances, dict(contest.bench.config.gates))
-        if reason is not None:
-            raise BackendError(f"{reason}; use a higher precision, or another --gate")
+        gates = dict(contest.bench.config.gates)
+        reasons = {
+            name: why
+            for name, found in distances.items()
+            if (why := refused({name: found}, gates)) is not None
+        }
+        if not _spared(candidate, contest, reasons):
+            raise BackendError(
+                f"{next(iter(reasons.values()))}; use a higher precision, or another --gate"
+            )
         tables = {name: contest.priced(candidate, name) for name in contest.bench.jobs}
         runs = {name: _run(contest, candidate, name, table) for name, table in tables.items()}
         used = {each for run in runs.values() for each in run.schedule.precisions}
@@ -115,6 +122,15 @@ def run_trial(
     except (BackendError, BudgetError) as error:
         return out(error, distances)
     return result
+
+
+def _spared(candidate: Candidate, contest: Contest, refused: Mapping[str, str]) -> bool:
+    """Return whether a candidate's schedules can run none of the precisions that are refused."""
+    rule = candidate.schedule
+    if rule.startswith(UNIFORM):
+        return rule.removeprefix(UNIFORM) not in refused
+    names = candidate.precisions or tuple(each.name for each in contest.bench.precisions)
+    return not set(names) & set(refused)
 
 
 def look(contest: Contest, candidate: Candidate) -> dict[str, dict[str, float | None]]:
@@ -195,7 +211,7 @@ def _drifts(contest: Contest, candidate: Candidate) -> dict[str, float]:
     for job in contest.bench.jobs.values():
         timing = contest.timing(candidate, job.sampler)
         if timing is not None:
-            found["drift"] = max(found.get("drift", 0.0), timing.drift, key=_distance)
+            found["drift"] = max(found.get("drift", 1.0), timing.drift, key=_distance)
             if timing.within is not None:
                 within = found.get("drift_within", 1.0)
                 found["drift_within"] = max(within, timing.within, key=_distance)
@@ -238,11 +254,15 @@ def _against(
     None where there is none, where the two are far apart, or where they run the same.
     """
     bench = contest.bench
-    if best is None or bench.simulated or not set(runs) <= set(best.tasks):
+    measured = bench.timed and not bench.ahead
+    if best is None or not measured or not set(runs) <= set(best.tasks):
         return None
-    if not 1.0 / _CLOSE <= cost / best.cost <= _CLOSE:
+    if not best.cost > 0.0 or not 1.0 / _CLOSE <= cost / best.cost <= _CLOSE:
         return None
     theirs = {name: Schedule(tuple(best.tasks[name]["schedule"])) for name in runs}
+    known = {each.name for each in bench.shown_precisions}
+    if not {each for schedule in theirs.values() for each in schedule.precisions} <= known:
+        return None
     fleets = [contest.shop.engines(each).fleet for each in (candidate, best.candidate)]
     lanes = []
     for label, fleet, schedules in zip(

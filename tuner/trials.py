@@ -94,10 +94,19 @@ class TrialResult:
                 raise TypeError(f"{name} must be an object")
         if type(result.number) is not int:
             raise TypeError(f"number must be a whole one, got {result.number!r}")
+        for task in result.tasks.values():
+            schedule = task["schedule"]
+            if not (schedule and all(isinstance(each, str) for each in schedule)):
+                raise TypeError(f"a schedule must be a list of precisions, got {schedule!r}")
+        for value_ in (*result.machine.values(), *result.seconds.values()):
+            if type(value_) not in (int, float):
+                raise TypeError(f"states and seconds must be numbers, got {value_!r}")
         numbers = (result.cost, result.loss, result.memory_mib, *result.violations.values())
         for number in (*numbers, *(each for each in (result.low, result.high) if each)):
             if not math.isfinite(number):
                 raise ValueError(f"costs and losses must be finite, got {number}")
+        if not result.interval[0] <= result.interval[1]:
+            raise ValueError(f"low <= high must hold, got {result.low}, {result.high}")
         return result
 
 

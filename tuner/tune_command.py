@@ -29,6 +29,8 @@ examples:
   cadenza tune EXPORT -o BUNDLE --max-loss 1 --max-loss chain=3 --mode quick --json
   cadenza tune EXPORT -o BUNDLE --task mine=prompts.jsonl --grader 'regex:answer is (\\d+)'
   cadenza tune --config tune.yaml --set search.trials=40 --print-config
+  cadenza tune EXPORT -o BUNDLE --target rtx-sm89 --latencies L4.json --latency-ms 60%
+  cadenza tune EXPORT -o BUNDLE --target rtx-sm120 --gpu 'RTX 5090'      latencies are predicted
   cadenza tune EXPORT -o BUNDLE --storage postgresql://me@host/cadenza   shared by many workers
 
 The same command again resumes, or says that it has finished.  Work lies in BUNDLE.tune; engines,
@@ -37,10 +39,11 @@ Latency is of a whole sequence, for the batch and prompt length that the export 
 
 A config file is YAML: default < file < --set < flag.  --print-config shows every value with where
 it came from, and is such a file itself.  Keys: exports, output, target, precisions, tasks,
-graders, baselines; budget.{mean_bits, latency_ms, memory_mib}; quality.{objective, max_loss.TASK
-(or .all), gates.DISTANCE, proxy}; search.{mode, strategy, trials, timeout_s, seed, storage};
-space.KNOB: a list of choices in place of the built-in ones, the export's own beside them;
-run.{cache, cache_limit_mib, child_limit_s, child_memory_mib, strict, force}.
+graders, baselines; budget.{mean_bits, latency_ms, memory_mib, latencies, gpu}; quality.{objective,
+max_loss.TASK (or .all), gates.DISTANCE, proxy}; search.{mode, strategy, trials, timeout_s, seed,
+storage}; space.KNOB: a list of choices in place of the built-in ones, the export's own beside
+them; run.{cache, cache_limit_mib, child_limit_s, child_memory_mib, allow_precision_mismatch,
+strict, force}.
 
 Strategies: tpe is ours, the exact program's schedules first, then what promises most; fast changes
 one knob at a time, full tries everything, mixed combines what helped alone, random draws.
@@ -102,6 +105,19 @@ def parser() -> argparse.ArgumentParser:
         help="most milliseconds a sequence, or a percentage of full precision's, such as 80%%",
     )
     add("--memory-mib", type=float, metavar="M", help="most MiB of weights that the schedules use")
+    add(
+        "--latencies",
+        metavar="FILE.json",
+        type=Path,
+        help="for a target of TensorRT: milliseconds of its engines' passes, measured where the "
+        "GPU is (default: predicted)",
+    )
+    add(
+        "--gpu",
+        metavar="NAME",
+        help="the GPU for which latencies are predicted where --latencies gives none (default: a "
+        "usual one of the target)",
+    )
     add(
         "--max-loss",
         action="append",
@@ -179,6 +195,11 @@ def parser() -> argparse.ArgumentParser:
         "candidate that wants more is out",
     )
     for name, says in (
+        (
+            "allow-precision-mismatch",
+            "ship an engine of TensorRT that was not built in the precision asked for, with a "
+            "warning",
+        ),
         ("strict", "exit 4 when the quality asked for is not shown"),
         ("force", "replace what another command left at the output"),
     ):
@@ -224,7 +245,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         if outcome.verdicts:
             ascii_ = not can_show(sys.stdout, "▁█")
-            emit(closing_table(outcome.verdicts, outcome.precisions, ascii_) + "\n")
+            emit(closing_table(outcome.verdicts, outcome.precisions, ascii_, outcome.unit) + "\n")
         emit(f"{outcome.bundle.folder}: digest {outcome.bundle.digest}")
     if outcome.interrupted:
         return INTERRUPTED
@@ -247,6 +268,7 @@ def defaults() -> dict[str, Any]:
         "search.strategy": own["strategy"],
         "search.seed": own["seed"],
         "run.child_limit_s": own["child_limit_s"],
+        "run.allow_precision_mismatch": own["allow_precision_mismatch"],
         "run.strict": False,
         "run.force": False,
     }
@@ -271,6 +293,8 @@ def config_of(asked: Effective) -> TuneConfig:
         "latency_ms": latency_ms,
         "latency_share": latency_share,
         "memory_mib": asked["budget.memory_mib"],
+        "latencies": asked["budget.latencies"],
+        "gpu": asked["budget.gpu"],
         "max_loss": losses.pop("all", None),
         "objective": asked["quality.objective"],
         "tasks": asked["tasks"],
@@ -283,6 +307,7 @@ def config_of(asked: Effective) -> TuneConfig:
         "storage": asked["search.storage"],
         "baselines": asked["baselines"],
         "proxy": asked["quality.proxy"],
+        "allow_precision_mismatch": asked["run.allow_precision_mismatch"],
         "child_limit_s": asked["run.child_limit_s"],
         "child_memory_mib": asked["run.child_memory_mib"],
         "cache_limit_mib": asked["run.cache_limit_mib"],
@@ -314,6 +339,8 @@ def _flags(args: argparse.Namespace) -> dict[str, Sourced]:
         "budget.mean_bits": ("--mean-bits", args.mean_bits),
         "budget.latency_ms": ("--latency-ms", args.latency_ms),
         "budget.memory_mib": ("--memory-mib", args.memory_mib),
+        "budget.latencies": ("--latencies", args.latencies),
+        "budget.gpu": ("--gpu", args.gpu),
         "quality.objective": ("--objective", args.objective),
         "quality.proxy": ("--proxy", args.proxy),
         "search.mode": ("--mode", args.mode),
@@ -326,6 +353,10 @@ def _flags(args: argparse.Namespace) -> dict[str, Sourced]:
         "run.cache_limit_mib": ("--cache-limit", args.cache_limit),
         "run.child_limit_s": ("--child-limit", args.child_limit),
         "run.child_memory_mib": ("--child-memory", args.child_memory),
+        "run.allow_precision_mismatch": (
+            "--allow-precision-mismatch",
+            args.allow_precision_mismatch,
+        ),
         "run.strict": ("--strict", args.strict),
         "run.force": ("--force", args.force),
     }
@@ -336,10 +367,14 @@ def _flags(args: argparse.Namespace) -> dict[str, Sourced]:
     }
     for each in args.max_loss or ():
         task, equals, points = each.rpartition("=")
+        if equals and not task:
+            raise InputError(f"--max-loss {each}: name the task before the =, or leave it out")
         key = f"quality.max_loss.{task if equals else 'all'}"
         found[key] = Sourced(_points(points, "--max-loss", each), "--max-loss")
     for each in args.gate or ():
         name, _, limit = each.partition("=")
+        if not name:
+            raise InputError(f"--gate {each}: name a distance before the =, for instance cos=0.3")
         found[f"quality.gates.{name}"] = Sourced(_points(limit, "--gate", each), "--gate")
     return found
 

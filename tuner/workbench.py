@@ -19,16 +19,18 @@ from calib_data.workload import (
 from engines.build import Cache, digest_json
 from engines.errors import InputError
 from engines.manifest import DEFAULT_TASK
-from engines.options import OrtOptions
+from engines.options import session_options
 from engines.ort import environment
 from engines.precision import FULL_PRECISION, Precision
 from engines.schedule import SamplerConfig, Schedule, fixed_steps_like, passes_by_window
+from engines.targets import refusal, target_from_name
 from engines.text import Tokenizer, tokenizer_from_file
 from exporter.folder import Export
 from tuner.baselines import from_file, widened
 from tuner.config import Effort, TuneConfig
 from tuner.evaluate import Item, sampler_of
 from tuner.exports import export_for, exports_of, own_tasks, precisions_of
+from tuner.latencies import Latencies, given_latencies
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Workbench:
         effort: What the mode spends.
         baselines: Schedules written by hand, by the name of their file and by task; None stands
             for every other task.
+        latencies: Of engines for a GPU that is not asked here, or None.
     """
 
     config: TuneConfig
@@ -71,6 +74,7 @@ class Workbench:
     say: Callable[[str], None]
     effort: Effort
     baselines: Mapping[str, Mapping[str | None, Schedule]] = field(default_factory=dict)
+    latencies: Latencies | None = None
 
     def baselines_of(self, task: str) -> dict[str, Schedule]:
         """Return the schedules written by hand for a task, or for `default`, by their file."""
@@ -85,15 +89,36 @@ class Workbench:
     def device(self) -> str:
         """What results are measured on, with a digest of it: only those of equals compete."""
         found = {
-            **environment(OrtOptions(provider=self.config.target)),
+            **environment(session_options(self.config.target)),
             "target": self.config.target,
         }
+        if self.ahead:
+            found["latencies"] = digest_json(self.latencies and self.latencies.to_json())
+            elsewhere = "no latencies" if self.latencies is None else self.latencies.says
+            return f"{self.config.target}, {elsewhere} ({digest_json(found)[:8]})"
         return f"{found['device']}, {found['cores']} cores ({digest_json(found)[:8]})"
 
     @property
     def simulated(self) -> bool:
         """Whether the candidates are simulated: bits, but no latency."""
         return self.precisions[0].simulated
+
+    @property
+    def ahead(self) -> bool:
+        """Whether engines are built for a GPU that is not asked here: latencies are given."""
+        return target_from_name(self.config.target).ahead
+
+    @property
+    def timed(self) -> bool:
+        """Whether the candidates have latencies, measured here or given."""
+        return not self.simulated and (not self.ahead or self.latencies is not None)
+
+    @property
+    def unit(self) -> str:
+        """The unit of costs, and where milliseconds are from if they were not measured here."""
+        if not self.timed:
+            return "mean bits"
+        return "ms a sequence" + (f", {self.latencies.says}" if self.latencies else "")
 
     def sampler(self, name: str) -> SamplerConfig:
         """Return the sampler of a task; of `default` it is the first task's."""
@@ -102,7 +127,7 @@ class Workbench:
 
     @property
     def prompts_digest(self) -> str:
-        """Digest of tasks, settings, prompts, how they are judged, and schedules by hand."""
+        """Digest of what files gave: tasks, prompts, judges, schedules by hand, latencies."""
         return digest_json(
             [
                 [
@@ -110,6 +135,7 @@ class Workbench:
                     for label, of in self.baselines.items()
                     for task, each in of.items()
                 ],
+                self.latencies and self.latencies.to_json(),
                 *[
                     [
                         name,
@@ -174,6 +200,7 @@ def prepare(
         say,
         spent,
         _baselines(config, precisions, jobs, export.windows, say),
+        given_latencies(config, export, precisions),
     )
 
 
@@ -210,10 +237,16 @@ def _baselines(
 
 def _candidates(config: TuneConfig, export: Export) -> tuple[Precision, ...]:
     """Return the precisions that compete, most bits first."""
+    target = target_from_name(config.target)
     names = config.precisions or tuple(
-        name for name, precision in export.precisions.items() if not precision.simulated
+        name
+        for name, precision in export.precisions.items()
+        if not precision.simulated and refusal(target, name) is None
     )
     chosen = precisions_of(names, export)
+    for name in names:
+        if (why := refusal(target, name)) is not None:
+            raise InputError(f"{why}; mend --precision, or choose another --target")
     if len({precision.simulated for precision in chosen}) > 1:
         raise InputError(
             f"simulated and executed precisions cannot compete, got {', '.join(names)}; name only "

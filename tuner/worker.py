@@ -30,7 +30,7 @@ from tuner.workshop import Workshop
 SERVE = "tuner.worker:serve"
 
 # Fields of TuneConfig that are paths.
-_PATHS = ("export", "output", "others", "baselines")
+_PATHS = ("export", "output", "others", "baselines", "latencies")
 
 
 def given_to(bench: Workbench, work: Path) -> dict[str, Any]:
@@ -99,4 +99,6 @@ def _frozen(value: Any) -> Any:
 
 
 def _path(value: Any) -> Any:
+    if value is None:
+        return None
     return tuple(map(Path, value)) if isinstance(value, list) else Path(value)

@@ -10,7 +10,7 @@ stay loaded beside the two asked for last, so a long search needs no more memory
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from engines.backend import Backend
 from engines.build import BuildLog, EngineSpec, digest_json, engine_key
 from engines.errors import BackendError, InputError
 from engines.model import ModelInfo
-from engines.options import SAYS, OrtOptions, option_choices, own_options
+from engines.options import SAYS, OrtOptions, option_choices, own_options, session_options
 from engines.precision import FULL_PRECISION
 from engines.sampler import Pass, Request
 from engines.schedule import SamplerConfig, Schedule
@@ -32,7 +32,8 @@ from exporter.parity import states_from_requests
 from exporter.requantize import requantize
 from tuner.evaluate import EVALUATION_BATCH, Fleet, Item
 from tuner.ranking import rank_blocks
-from tuner.space import Candidate, Knob, candidate_of, knobs, narrowed
+from tuner.rule import check_rule
+from tuner.space import SCHEDULE, Candidate, Knob, candidate_of, knobs, narrowed
 from tuner.stopwatch import BUILD, EVALUATE, Stopwatch
 from tuner.workbench import Workbench
 
@@ -116,9 +117,33 @@ class Workshop:
             baselines=sorted(names),
         )
         try:
-            return narrowed(offered, dict(bench.config.space))
+            chosen = narrowed(offered, dict(bench.config.space))
+            for knob in chosen:
+                for choice in knob.choices:
+                    self._check_choice(knob, choice, names)
         except ValueError as error:
             raise InputError(f"{error}; mend space in the config") from error
+        return chosen
+
+    def _check_choice(self, knob: Knob, choice: object, baselines: Collection[str]) -> None:
+        """Check that a choice is possible: everything about it that needs no engine.
+
+        Raises:
+            ValueError: It is not.
+        """
+        if knob.kind == "backend":
+            session_options(self.bench.config.target, {knob.name: choice})
+        elif knob.name in ("windows", "clip"):
+            Recipe(**{knob.name: choice})  # type: ignore[arg-type]
+            steps = min(job.sampler.steps for job in self.bench.jobs.values())
+            if knob.name == "windows" and int(str(choice)) > steps:
+                raise ValueError(f"windows <= {steps} must hold, the steps, got {choice}")
+        elif knob.name == "keep" and not 0 <= int(str(choice)) < self.blocks:
+            raise ValueError(f"0 <= keep < {self.blocks} must hold, got {choice}")
+        elif knob.name == SCHEDULE:
+            check_rule(
+                str(choice), [each.name for each in self.bench.precisions], sorted(baselines)
+            )
 
     def engines(self, candidate: Candidate) -> Engines:
         """Return a candidate's engines, built where the cache has none like them.
@@ -135,7 +160,7 @@ class Workshop:
             for other in [each for each in self._loaded if each != self.default][:-1]:
                 del self._loaded[other]
             names = {each.name for each in self.bench.precisions} | {FULL_PRECISION.name}
-            options = OrtOptions(provider=self.bench.config.target, **setting.options)  # type: ignore[arg-type]
+            options = session_options(self.bench.config.target, setting.options)
             loaded: dict[str, Backend] = {}
             built: dict[str, Mapping[str, int]] = {}
             keys: dict[str, str] = {}
@@ -187,7 +212,7 @@ class Workshop:
 
         They are ranked once, on the first export: rounding differs less than blocks do.
         """
-        options = OrtOptions(provider=self.bench.config.target)
+        options = session_options(self.bench.config.target)
         name = self.bench.precisions[-1].name  # of fewest bits
 
         def engine_of(recipe: Recipe) -> Backend:
@@ -272,10 +297,12 @@ def engine_spec(
         name: Of the precision.
         scales: "shared": one set of static scales, constants of the graph; "window": one set a
             window, an input of the graph.
-        options: How the sessions are made.
+        options: How the sessions are made; exact ones are of the graphs that stand in.
     """
     precision = folder.precisions[name]
     stem = f"{name}.all" if precision.has_static_scales and scales == "shared" else name
+    if options.exact and precision != FULL_PRECISION:
+        stem = f"{stem}.sim"
     graph = folder.graphs[f"{stem}.serve"]
     return f"{stem}.serve", EngineSpec(
         serve=folder.path(f"{stem}.serve"),

@@ -78,7 +78,7 @@ def test_a_terminal_without_blocks_gets_ascii(
         (("--precision", "int8", "--precision", "w4a4"), "name only one kind"),
         (("--precision", "w4a4", "--latency-ms", "3"), "budget them with --mean-bits"),
         (("--precision", "w4a4", "--latency-ms", "80%"), "budget them with --mean-bits"),
-        (("--target", "tpu"), "export again with --target tpu"),
+        (("--target", "cuda"), "export again with --target cuda"),
         (("--task", "poem"), "unknown task 'poem'; built-in tasks are"),
         (("--task", "chain"), "export again with --task chain"),
         (("--task", "edit", "--task", "edit"), "name it once"),

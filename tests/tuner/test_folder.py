@@ -107,12 +107,14 @@ def test_a_folder_that_no_tune_made_is_left_as_it_is(tmp_path: Path, force: bool
     assert thesis.read_text() == "years of work"
 
 
-def test_what_a_kill_left_before_the_claim_is_no_obstacle(tmp_path: Path) -> None:
-    (tmp_path / "B.tune").mkdir()
-    (tmp_path / "B.tune" / "lock").write_text("1\n")
-    (tmp_path / "B.tune" / "command.json.partial").write_text("{")
-    with tune_folder(tmp_path / "B", "a", force=False) as folder:
-        assert json.loads((folder / "command.json").read_text())["identity"] == "a"
+def test_what_a_kill_left_while_the_claim_was_written_is_no_obstacle(tmp_path: Path) -> None:
+    folder = tmp_path / "BUNDLE.tune"
+    folder.mkdir()
+    (folder / "lock").touch()
+    (folder / ".command.json.abcd1234").write_text('{"ident')
+    with tune_folder(tmp_path / "BUNDLE", "identity", force=False) as work:
+        assert (work / "command.json").is_file()
+        assert not (work / ".command.json.abcd1234").exists()
 
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from cadenza import main
 from engines.bundle import read_bundle
+from engines.child import Child, ChildError
 from engines.runtime import Runtime
 from tests.tuner.broken_worker import CRASHES, DIES, EATEN, EATS, HANGS, NAN, OTHER
 from tests.tuner.tuning import Said, Tuner, snapshot
@@ -365,6 +366,51 @@ def test_a_damaged_log_of_trials_is_told_with_its_mend(tuner: Tuner) -> None:
         assert "remove the file" in said.err
     (work / "trials.jsonl").unlink()
     assert tuner(*INT8, "--trials", "1").code == 0
+
+
+def test_a_search_that_its_time_cut_short_goes_on_with_more(tuner: Tuner) -> None:
+    cut = tuner(*INT8, "--timeout", "1e-6", "--json")
+    assert cut.json["trials"] == 1
+    assert tuner(*INT8, "--timeout", "1e-6", "--json").json["made"] is False
+    whole = tuner(*INT8, "--json")
+    assert whole.json["made"] is True
+    assert whole.json["trials"] == 2
+    assert tuner(*INT8, "--timeout", "1e-6", "--json").json["made"] is False
+
+
+def test_a_worker_that_somebody_killed_is_asked_once_more(
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def killed_once(child: Child, request: Any, *more: Any) -> Any:
+        asked.append(request["do"])
+        if asked.count("trial") == 1 and request["do"] == "trial":
+            raise ChildError("was killed by the system (SIGKILL), most likely for want of memory")
+        return ask(child, request, *more)
+
+    ask = Child.ask
+    monkeypatch.setattr(Child, "ask", killed_once)
+    said = tuner(*INT8, "--trials", "1", "--json")
+    assert said.code == 0, said.err
+    assert asked.count("trial") == 2
+    assert "trying once more" in said.err
+    assert said.json["trials"] == 1
+
+
+@pytest.mark.parametrize(
+    "choice",
+    ["windows=[0]", "windows=[99]", "clip=[2.0]", "keep=[99]", "keep=[-1]", "schedule=[foo]"],
+)
+def test_a_choice_that_is_not_possible_is_refused_before_anything_is_built(
+    choice: str, tuner: Tuner
+) -> None:
+    said = tuner(*INT8, "--set", f"space.{choice}", "--dry-run")
+    assert said.code == 2
+    assert "mend space in the config" in said.err
+    for flag in ("--max-loss", "--gate"):
+        assert tuner(flag, "=3").code == 2
+    assert tuner(*INT8, "--set", "space.threads=[-3]", "--dry-run").code == 2
 
 
 def test_no_trial_starts_after_the_timeout_and_it_ends_like_a_finished_search(

@@ -285,7 +285,7 @@ def test_windows_positions_influence_and_proxy_are_followed(
         (("--precision", "int9"), "unknown precision 'int9'"),
         (("--precision", "w4a6"), "export again with --precision w4a6"),
         (("--precision", "int8", "--precision", "int8"), "each precision is named once"),
-        (("--target", "tpu"), "export again with --target tpu"),
+        (("--target", "cuda"), "export again with --target cuda"),
         (("--task", "poem"), "unknown task 'poem'"),
         (("--task", "edit", "--task", "edit"), "name it once"),
         (("--task", "mine=none.jsonl"), "give a file of JSON lines"),

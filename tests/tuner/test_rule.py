@@ -7,11 +7,12 @@ import itertools
 import numpy as np
 import pytest
 
+from engines.errors import BackendError
 from engines.schedule import Schedule
 from tuner.allocate import allocate
 from tuner.choice import Priced
 from tuner.costs import Budget, Costs
-from tuner.rule import narrowed, schedule_of
+from tuner.rule import check_rule, narrowed, schedule_of
 from tuner.space import SHARES
 
 NAMES = ("int8", "fp16", "fp32")
@@ -85,6 +86,25 @@ def test_a_schedule_by_hand_is_taken_as_it_is_and_others_spend_their_budget() ->
     priced = table(3, latency=40.0)
     assert schedule_of("baseline-mine", priced, {"mine": mine}) == mine
     assert schedule_of("baseline-mine", priced, {}) == schedule_of("spend-100", priced, {})
+
+
+def test_a_schedule_by_hand_of_other_windows_is_refused_and_not_replaced() -> None:
+    other = {"five": Schedule(("int8",) * (len(table(0).gain) + 1))}
+    with pytest.raises(BackendError, match=r"the schedule five has \d+ windows, not"):
+        schedule_of("baseline-five", table(0), other)
+
+
+@pytest.mark.parametrize("rule", ["uniform-int8", "spend-0", "spend-100", "baseline-mine"])
+def test_a_rule_that_is_possible_is_let_through(rule: str) -> None:
+    check_rule(rule, ["fp32", "int8"], ["mine"])
+
+
+@pytest.mark.parametrize(
+    "rule", ["foo", "uniform-fp8", "uniform-", "spend-101", "spend--1", "spend-x", "baseline-no"]
+)
+def test_a_rule_that_is_not_possible_is_refused_beforehand(rule: str) -> None:
+    with pytest.raises(ValueError, match=r"rule|names none"):
+        check_rule(rule, ["fp32", "int8"], ["mine"])
 
 
 def test_an_unknown_rule_is_refused() -> None:

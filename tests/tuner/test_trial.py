@@ -166,6 +166,30 @@ def test_logits_that_are_not_finite_are_refused_whatever_the_gates(
     assert TrialResult.from_json(result.to_json()) == result
 
 
+def test_a_precision_that_is_refused_costs_the_schedules_that_run_it_alone(
+    contest: Contest,
+) -> None:
+    strict = asking(contest, gates=(("cos", 0.0),))
+    default = strict.shop.default
+    assert run_trial(strict, default, 0, None).failed is not None
+    assert run_trial(strict, default.changed(schedule="uniform-int8"), 1, None).failed is not None
+    spared = run_trial(strict, default.changed(schedule="uniform-fp32"), 2, None)
+    assert spared.failed is None
+    assert spared.loss == 0.0
+
+
+def test_a_best_trial_that_makes_no_sense_fails_nobody_else(contest: Contest) -> None:
+    default = contest.shop.default
+    first = run_trial(contest, default, 0, None)
+    for odd in (
+        replace(first, cost=0.0),
+        replace(first, tasks={n: {**t, "schedule": ["nope"]} for n, t in first.tasks.items()}),
+    ):
+        again = run_trial(contest, default.changed(schedule="uniform-int8"), 1, odd)
+        assert again.failed is None
+        assert again.against is None
+
+
 def test_the_first_look_is_taken_once(contest: Contest, monkeypatch: pytest.MonkeyPatch) -> None:
     found = look(contest, contest.shop.default)
     monkeypatch.setattr(trials, "first_look", None)

@@ -1,0 +1,204 @@
+"""`cadenza tune` for a GPU that is not here: real plans, given or predicted latencies, told so."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cadenza import main
+from engines.bundle import read_bundle
+from engines.errors import InputError
+from engines.manifest import Shape
+from engines.runtime import Runtime
+from exporter.export import export
+from exporter.folder import Export, read_export
+from tests.tiny_export import small_export
+from tests.tuner.tuning import Said, Tuner
+from tuner.latencies import Latencies, latencies_from_file, predicted_latencies, shape_of
+
+pytest.importorskip("tensorrt_rtx_bindings", reason="pip install 'cadenza[tensorrt-rtx]'")
+
+NAMES = ("fp32", "fp16", "int8", "int8-w")
+ASKED = ("--target", "rtx-sm89", "--precision", "fp16", "--precision", "int8")
+
+
+@pytest.fixture(scope="module")
+def ahead(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Export:
+    """Return the shared checkpoint's export for TensorRT; not to be written into."""
+    config = small_export(
+        checkpoint,
+        tmp_path_factory.mktemp("ahead") / "EXPORT",
+        target="rtx-sm89",
+        precisions=NAMES,
+        shape=Shape((1, 4, 8), (1, 16, 40)),
+    )
+    return read_export(export(config))
+
+
+def content(export_: Export, **changes: object) -> dict[str, Any]:
+    batch, prompt, answer = shape_of(export_)
+    whole: dict[str, Any] = {
+        "format": "cadenza-latencies/1",
+        "source": "measured",
+        "device": "a test's GPU",
+        "target": "rtx-sm89",
+        "shape": {"batch": batch, "prompt": prompt, "answer": answer},
+        "passes": {
+            name: {"ms": ms, "low": 0.98 * ms, "high": 1.03 * ms}
+            for name, ms in zip(NAMES, (4.0, 2.0, 1.0, 1.9), strict=True)
+        },
+        "switch_ms": 0.25,
+    }
+    return whole | changes
+
+
+@pytest.fixture
+def file(ahead: Export, tmp_path: Path) -> Path:
+    made = tmp_path / "latencies.json"
+    made.write_text(json.dumps(content(ahead)))
+    return made
+
+
+@pytest.fixture
+def tuner(
+    small_effort: None,
+    ahead: Export,
+    shared_cache: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> Tuner:
+    return Tuner(ahead.folder, tmp_path / "BUNDLE", shared_cache, capsys)
+
+
+@pytest.fixture
+def measured(tuner: Tuner, file: Path) -> Said:
+    said = tuner(*ASKED, "--latencies", file, "--latency-ms", "60%", "--max-loss", "100", "--json")
+    assert said.code == 0, said.err
+    return said
+
+
+def test_a_tune_for_a_gpu_that_is_not_here_ends_with_plans_and_what_stands_in(
+    measured: Said, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = read_bundle(measured.bundle).manifest
+    assert manifest.targets == ("rtx-sm89", "cpu")
+    plans = {name: e for name, e in manifest.engines.items() if e.target == "rtx-sm89"}
+    assert plans
+    for name, engine in plans.items():
+        assert engine.file == f"engines/{name}.plan"
+        assert (measured.bundle / engine.file).read_bytes()[:4] == b"vtrt"
+        assert engine.built["executed"] == "not executed: no GPU was asked"
+        assert engine.built["mismatch"] == []
+        (audit,) = engine.built["audit"]  # type: ignore[misc]
+        assert audit["sm"] == "sm89"
+        assert audit["share"] > 0.8  # the rest is the LM head
+    answers = Runtime.load(measured.bundle).generate(["edit:ab,abc"] * 2, "edit")
+    assert answers[0].ids == answers[1].ids
+    capsys.readouterr()
+    assert main(["verify", str(measured.bundle)]) == 0
+    out = capsys.readouterr().out
+    assert "whole, for sm89, by version 1.7" in out
+    assert "not run" in out
+    assert main(["verify", str(measured.bundle), "--target", "rtx-sm89"]) == 0
+    assert "no answer was made on rtx-sm89" in capsys.readouterr().out
+
+
+def test_what_was_measured_elsewhere_is_told_as_such(measured: Said) -> None:
+    raw = json.loads((measured.bundle / "manifest.json").read_text())
+    for task in raw["tasks"].values():
+        told = task["targets"]["rtx-sm89"]["measured"]
+        assert told["latency_from"] == "measured on a test's GPU"
+        assert told["quality_from"] == "the graphs that stand in, on cpu"
+        assert task["targets"]["cpu"]["measured"] == {"stands_in_for": "rtx-sm89"}
+        schedule = task["targets"]["rtx-sm89"]["schedule"]
+        changes = sum(a != b for a, b in pairwise(schedule))
+        passes = task["sampler"]["steps"] / len(schedule)
+        ms = sum(passes * {"fp16": 2.0, "int8": 1.0}[name] for name in schedule)
+        assert told["latency_ms"][0] == pytest.approx(ms + 0.25 * changes)
+    assert raw["tune"]["unit"] == "ms a sequence, measured on a test's GPU"
+
+
+def test_without_a_file_latencies_are_predicted_and_said_to_be(tuner: Tuner) -> None:
+    said = tuner(*ASKED, "--gpu", "L4", "--max-loss", "100")
+    assert said.code == 0, said.err
+    assert "No engine was timed here: milliseconds are predicted for" in said.out
+    assert "L4" in said.out
+    assert ", predicted for" in said.err
+    raw = json.loads((said.bundle / "manifest.json").read_text())
+    told = raw["tasks"]["edit"]["targets"]["rtx-sm89"]["measured"]
+    assert told["latency_from"].startswith("predicted for")
+
+
+def test_a_damaged_plan_is_found(measured: Said, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = json.loads((measured.bundle / "manifest.json").read_text())
+    (file, *_) = [e["file"] for e in manifest["engines"].values() if e["target"] != "cpu"]
+    plan = measured.bundle / file
+    data = plan.read_bytes()
+    plan.unlink()  # the cache has it by another name
+    plan.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    capsys.readouterr()
+    assert main(["verify", str(measured.bundle)]) == 2
+    assert file in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (("--target", "rtx-sm75", "--precision", "fp32"), "sm75 lacks fp32"),
+        (("--target", "rtx-sm89", "--precision", "nvfp4"), "has no precision nvfp4"),
+        (("--target", "cpu"), "the export is for target 'rtx-sm89'"),
+        (("--target", "trt"), "nothing says which GPU trt is"),
+        (("--target", "rtx-sm89", "--gpu", "RTX 9999"), "is not known"),
+        (("--target", "rtx-sm90"), "has no 'sm90'"),
+    ],
+)
+def test_what_cannot_be_had_is_told_before_anything_is_built(
+    asked: tuple[str, ...], says: str, tuner: Tuner
+) -> None:
+    said = tuner(*asked)
+    assert said.code == 2
+    assert says in said.err
+    assert not tuner.bundle.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"format": "cadenza-latencies/9"}, "is not 'cadenza-latencies/1'"),
+        ({"source": "guessed"}, "must be measured or predicted"),
+        ({"shape": {"batch": 2, "prompt": 16, "answer": 24}}, "was measured at a batch of 2"),
+        ({"passes": {"fp32": {"ms": 1, "low": 1, "high": 1}}}, "has no latency of fp16"),
+        ({"passes": {"fp16": {"ms": 1, "low": 2, "high": 3}}}, "0 < low <= ms <= high"),
+        ({"passes": {"fp16": {"ms": "1", "low": 1, "high": 3}}}, "must be a finite number"),
+    ],
+)
+def test_a_file_at_fault_is_refused(
+    changes: dict[str, object], says: str, ahead: Export, tmp_path: Path
+) -> None:
+    made = tmp_path / "latencies.json"
+    made.write_text(json.dumps(content(ahead, **changes)))
+    with pytest.raises(InputError, match=says):
+        latencies_from_file(made, ahead, ["fp16"])
+
+
+def test_latencies_come_back_from_their_file(ahead: Export, file: Path, tmp_path: Path) -> None:
+    found = latencies_from_file(file, ahead, NAMES)
+    again = tmp_path / "again.json"
+    again.write_text(json.dumps(found.to_json()))
+    assert latencies_from_file(again, ahead, NAMES) == found
+    assert isinstance(found, Latencies)
+
+
+def test_predictions_rank_what_a_gpu_multiplies_faster(ahead: Export) -> None:
+    from engines.gpus import gpu_from_name
+
+    names = [ahead.precisions[name] for name in NAMES]
+    found = predicted_latencies(ahead, gpu_from_name("L4"), "rtx-sm89", names)
+    assert found.source == "predicted"
+    ms = {name: each.median for name, each in found.passes.items()}
+    assert ms["int8"] <= ms["fp16"] <= ms["fp32"]
+    assert all(each.low == each.median == each.high for each in found.passes.values())

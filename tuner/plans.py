@@ -1,0 +1,98 @@
+"""The plans of what ships: built for the target, each from its own graph, and read back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engines.plans import built_plan, profile_of, read_back
+from engines.trt import BuildRequest, TrtOptions
+from exporter.folder import Export
+from exporter.typed import quantized_elements
+from tuner.contest import Contest
+from tuner.space import Candidate
+from tuner.stopwatch import BUILD
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan that ships.
+
+    Attributes:
+        graph: Id of the graph it was built from.
+        file: Where it lies now.
+        entry: Of the manifest's engines; `file` there is its place in the bundle.
+    """
+
+    graph: str
+    file: Path
+    entry: Mapping[str, Any]
+
+
+def plans_of(contest: Contest, candidate: Candidate, names: Sequence[str]) -> dict[str, Plan]:
+    """Return the plan of each precision, built where the cache has none.
+
+    Raises:
+        BackendError: TensorRT refuses one.
+        MissingExtra: The module that builds them is not installed.
+    """
+    bench, folder = contest.bench, contest.shop.engines(candidate).folder
+    target = bench.config.target
+    digests = {path: entry.sha256 for path, entry in folder.files.items()}
+    answers = [task.sampler.gen_length for task in folder.tasks.values()]
+    found = {}
+    with contest.shop.watch(BUILD):
+        for name in names:
+            graph = plan_graph(folder, name, candidate.scales)
+            table = folder.graphs[graph].scales
+            request = BuildRequest(
+                graph=folder.path(graph),
+                target=target,
+                profile=profile_of(
+                    folder.shape,
+                    (min(answers), max(answers)),
+                    folder.model.max_length,
+                    0 if table is None else len(table[0]),
+                ),
+                options=TrtOptions(),
+            )
+            bench.say(f"building {name} for {target}")
+            plan = built_plan(
+                request, bench.cache, contest.shop.built, digests, bench.config.child_limit_s
+            )
+            built = read_back(
+                plan,
+                name,
+                quantized_elements(request.graph),
+                bench.config.allow_precision_mismatch,
+                bench.say,
+            )
+            found[name] = Plan(
+                graph,
+                plan.file,
+                {
+                    "file": f"engines/{name}.{target}.plan",
+                    "graph": graph,
+                    "precision": name,
+                    "target": target,
+                    "built": built,
+                    "options": vars(request.options),
+                },
+            )
+    return found
+
+
+def plan_graph(folder: Export, name: str, scales: str) -> str:
+    """Return the id of the graph that TensorRT builds: its weights inputs, where they fuse so.
+
+    Args:
+        folder: Has the graphs.
+        name: Of the precision.
+        scales: "shared" or "window", of the recipe.
+    """
+    static = folder.precisions[name].has_static_scales and scales == "shared"
+    stem = f"{name}.all" if static else name
+    bare = f"{stem}.bare.serve"
+    return bare if bare in folder.graphs else f"{stem}.serve"
