@@ -11,32 +11,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from engines.build import Cache
-from engines.bundle import check_output
+from engines.bundle import check_output, read_bundle
 from engines.child import Child, ChildError
 from engines.errors import BudgetError
 from engines.files import digest_file
 from engines.terminal import Progress
 from exporter.folder import EXPORT
 from tuner.best import best_of, best_trial
-from tuner.closing_table import Verdict
 from tuner.config import TuneConfig
 from tuner.contest import Contest
+from tuner.finish import Asked, verdict_from_plain
 from tuner.folder import CONFIG, TRIALS, tune_folder, worker_of, write_json
 from tuner.gate import baseline_said
-from tuner.judge import judge
 from tuner.outcome import Outcome, finished, shortfall, summary, tune_of
-from tuner.preflight import MIB, check, foreseen
-from tuner.profile_report import indistinct
+from tuner.preflight import check, foreseen
 from tuner.search import search
 from tuner.search_file import SEARCH, contrast, described
-from tuner.settle import Settled, settle
-from tuner.ship import ship
 from tuner.space import Candidate, size
-from tuner.stopwatch import BUILD, EVALUATE, MEASURE
 from tuner.study import open_study
 from tuner.trials import TrialLog, TrialResult
 from tuner.workbench import Workbench, prepare
@@ -105,129 +101,96 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
         say(note)
     interrupted = False
     log = TrialLog(work / TRIALS)
-    try:
-        results = _search(bench, contest, log, work, identity)
-    except KeyboardInterrupt:
-        results = [each for each in log.read() if each.device in ("", bench.device)]
-        if not any(result.failed is None for result in results):
-            raise
-        say(_INTERRUPTED)
-        interrupted = True
-    winner = best_trial(results, config.goal)
-    settled = Settled(contest.choices(winner.candidate, results))
-    verdicts: list[Verdict] = []
-    try:
-        winner, settled = _settled(contest, results)
-        if not interrupted:
-            verdicts = judge(contest, winner.candidate, settled.choices)
-    except KeyboardInterrupt:
-        say(_INTERRUPTED)
-        interrupted = True
-    facts: dict[str, Any] = {
-        "identity": identity,
-        "complete": not interrupted,
-        "candidate": winner.candidate.values,
-        "trial": winner.number,
-        "trials": len(results),
-        "asked_trials": config.trials or bench.effort.trials,
-        "timeout_s": config.timeout_s if _cut_short(contest, results) else None,
-        "failed": sum(result.failed is not None for result in results),
-        "goal": config.goal,
-        "max_loss": {name: config.floor_of(name) for name in bench.jobs},
-        "seed": config.seed,
-        "mode": config.mode,
-        "quality_shown_to": max((v.quality_shown_to for v in verdicts), default=None),
-        "short": {
-            v.task: [round(end, 2) for end in v.loss]
-            for v in verdicts
-            if v.quality_shown_to > _floor(config, bench, v.task)
-        },
-        "unit": bench.unit,
-        "tightened": settled.tightened,
-        "over_budget": settled.over_budget,
-    }
-    short = shortfall(facts)
-    bundle = ship(
-        contest,
-        winner.candidate,
-        settled.choices,
-        {verdict.task: verdict for verdict in verdicts},
-        facts,
-        short is not None,
-        force=force,
-    )
-    counts = {
-        "built": contest.shop.built.built
-        + sum(round(result.seconds.get("built", 0)) for result in results),
-        "reused": contest.shop.built.reused,
-    }
-    say(f"{counts['built']} engines built, {counts['reused']} reused from the cache")
-    seconds = _spent([*(each.seconds for each in results), contest.shop.watch.spent])
-    seconds["all"] = time.time() - began
-    made = {"made": True, "engines": counts, "seconds": seconds}
-    told = summary(bundle, verdicts, made | facts)
-    for name, job in bench.jobs.items():
-        found = contest.sensitivity(winner.candidate, job)
-        if found.indistinct:
-            say(f"{name}: {indistinct(found)}")
-    write_json(work / "sensitivity.json", contest.profile(winner.candidate).to_json())
-    write_json(work / "result.json", told)
-    contest.shop.tidy(winner.candidate)
-    if config.cache_limit_mib is not None:
-        count, size_ = bench.cache.evict(config.cache_limit_mib * MIB, began)
-        say(f"{count} entries of the cache were removed, {size_ / MIB:.1f} MiB, oldest use first")
+    limits = config.child_limit_s, config.child_memory_mib
+    with Child(SERVE, given_to(bench, work), *limits) as worker:
+        try:
+            results = _search(bench, contest, worker, log, work, identity)
+        except KeyboardInterrupt:
+            results = [each for each in log.read() if each.device in ("", bench.device)]
+            if not any(result.failed is None for result in results):
+                raise
+            say(_INTERRUPTED)
+            interrupted = True
+        asked = Asked(identity=identity, force=force, interrupted=interrupted, began=began)
+        try:
+            made = _finish(bench, worker, work, results, asked)
+        except KeyboardInterrupt:
+            if interrupted:
+                raise
+            say(_INTERRUPTED)
+            interrupted = True
+            made = _finish(bench, worker, work, results, replace(asked, interrupted=True))
     return Outcome(
-        bundle=bundle,
-        verdicts=tuple(verdicts),
+        bundle=read_bundle(config.output, verify=False),
+        verdicts=tuple(map(verdict_from_plain, made["verdicts"])),
         precisions=bench.shown_precisions,
         unit=bench.unit,
-        shortfall=short,
+        shortfall=made["short"],
         interrupted=interrupted,
-        summary=told,
+        summary=made["summary"],
     )
+
+
+def _finish(
+    bench: Workbench,
+    worker: Child,
+    work: Path,
+    results: Sequence[TrialResult],
+    asked: Asked,
+) -> dict[str, Any]:
+    """Return what `tuner.finish` comes to in the worker; a setting that kills it does not ship."""
+    while True:
+        request = {
+            "do": "finish",
+            "asked": asdict(asked),
+            "results": [each.to_json() for each in results],
+        }
+        try:
+            made: dict[str, Any] = worker.ask(request, work / "logs" / "finish.log", bench.say)
+            return made
+        except ChildError as error:
+            able = [each for each in results if each.number not in asked.left_out]
+            setting = best_trial(able, bench.config.goal).candidate.setting
+            out = {each.number for each in able if each.candidate.setting == setting}
+            rest = [each for each in able if each.number not in out]
+            if not any(each.failed is None for each in rest):
+                raise
+            bench.say(f"{error}; trying the next best")
+            asked = replace(asked, left_out=tuple(sorted({*asked.left_out, *out})))
 
 
 def _search(
-    bench: Workbench, contest: Contest, log: TrialLog, work: Path, identity: str
+    bench: Workbench, contest: Contest, worker: Child, log: TrialLog, work: Path, identity: str
 ) -> list[TrialResult]:
     config, began = bench.config, time.monotonic()
     space = contest.shop.space
     trials = config.trials or bench.effort.trials
     bench.say(f"searching {size(space)} candidates in {trials} trials for {config.goal}")
-    limits = config.child_limit_s, config.child_memory_mib
-    with Child(SERVE, given_to(bench, work), *limits) as worker:
-        found = worker.ask({"do": "baseline"}, work / "logs" / "baseline.log")
-        bench.say(baseline_said(found["baseline"]))
-        write_json(work / SEARCH, described(bench, space, found["baseline"], found["full"]))
+    # First of all: a storage that cannot be had is told before anything is built.
+    study = open_study(
+        work, config.storage, f"cadenza-{identity[:16]}", worker_of(work), bench.device
+    )
+    found = worker.ask({"do": "baseline"}, work / "logs" / "baseline.log")
+    bench.say(baseline_said(found["baseline"]))
+    write_json(work / SEARCH, described(bench, space, found["baseline"], found["full"]))
 
-        def evaluate(
-            candidate: Candidate, number: int, before: Sequence[TrialResult]
-        ) -> TrialResult:
-            result = _ask(worker, bench, work, candidate, number, before)
-            first = not any(each.failed is None for each in before)
-            if first and result.nearest is not None and not config.has_latency:
-                raise BudgetError(str(result.failed), result.nearest)  # no candidate can help
-            return result
+    def evaluate(candidate: Candidate, number: int, before: Sequence[TrialResult]) -> TrialResult:
+        result = _ask(worker, bench, work, candidate, number, before)
+        first = not any(each.failed is None for each in before)
+        if first and result.nearest is not None and not config.has_latency:
+            raise BudgetError(str(result.failed), result.nearest)  # no candidate can help
+        return result
 
-        return search(
-            space,
-            evaluate,
-            log,
-            open_study(
-                work, config.storage, f"cadenza-{identity[:16]}", worker_of(work), bench.device
-            ),
-            trials,
-            config.seed,
-            config.strategy,
-            None if config.timeout_s is None else began + config.timeout_s,
-        )
-
-
-def _cut_short(contest: Contest, results: Sequence[TrialResult]) -> bool:
-    """Return whether a search ended by its time: fewer trials than asked for, and some left."""
-    config = contest.bench.config
-    wanted = min(config.trials or contest.bench.effort.trials, size(contest.shop.space))
-    return config.timeout_s is not None and len(results) < wanted
+    return search(
+        space,
+        evaluate,
+        log,
+        study,
+        trials,
+        config.seed,
+        config.strategy,
+        None if config.timeout_s is None else began + config.timeout_s,
+    )
 
 
 def _ask(
@@ -290,36 +253,3 @@ def _ask(
             f"precision's in the same rounds"
         )
     return result
-
-
-def _settled(contest: Contest, results: Sequence[TrialResult]) -> tuple[TrialResult, Settled]:
-    """Return the best trial whose schedules meet the latency as whole sequences, and these.
-
-    With none, the one that misses it least.
-    """
-    left, missed = list(results), []
-    while any(result.failed is None for result in left):
-        winner = best_trial(left, contest.bench.config.goal)
-        choices = contest.choices(winner.candidate, results)
-        settled = settle(contest, winner.candidate, choices, results)
-        if settled.over_budget is None:
-            return winner, settled
-        missed.append((settled.over_budget, winner, settled))
-        setting = winner.candidate.setting
-        left = [result for result in left if result.candidate.setting != setting]
-        contest.bench.say(f"trial {winner.number + 1} misses its latency; trying the next best")
-    _, winner, settled = min(missed, key=lambda each: each[0])
-    return winner, settled
-
-
-def _spent(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the seconds by kind of work, added up."""
-    kinds = (BUILD, MEASURE, EVALUATE)
-    return {kind: sum(part.get(kind, 0.0) for part in parts) for kind in kinds}
-
-
-def _floor(config: TuneConfig, bench: Workbench, task: str) -> float:
-    """Return the points that a task may lose; of `default`, the least that any may."""
-    if task in bench.jobs:
-        return config.floor_of(task)
-    return min(config.floor_of(name) for name in bench.jobs)

@@ -4,11 +4,14 @@
 
     {"do": "baseline"} -> how full precision compares with the framework, and what it costs
     {"do": "trial", "candidate", "number", "best"} -> a `TrialResult`
+    {"do": "finish", "results", "asked"} -> what `tuner.finish` comes to
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from engines.errors import InputError
 from engines.precision import FULL_PRECISION
 from tuner.config import Effort, TuneConfig
 from tuner.contest import Contest
+from tuner.finish import Asked, finish
 from tuner.gate import check_baseline
 from tuner.search_file import full_precision
 from tuner.space import Candidate
@@ -72,6 +76,12 @@ def serve(given: Mapping[str, Any]) -> Callable[[Any, Callable[[str], None]], An
                 "full": full_precision(contest),
                 "seconds": dict(shop.watch.spent),
             }
+        if request["do"] == "finish":
+            told = replace(bench, say=note)
+            results = [TrialResult.from_json(each) for each in request["results"]]
+            asked = Asked(**{**request["asked"], "left_out": tuple(request["asked"]["left_out"])})
+            with redirect_stderr(Lines(note)):
+                return finish(Contest(Workshop(told, shop.work)), shop.work, results, asked)
         if request["do"] != "trial":
             raise InputError(f"a worker knows no request {request['do']!r}; report this")
         built = shop.built.built
@@ -81,6 +91,21 @@ def serve(given: Mapping[str, Any]) -> Callable[[Any, Callable[[str], None]], An
         return replace(result, seconds=counted).to_json()
 
     return handle
+
+
+class Lines(io.StringIO):
+    """A stream that hands on whole lines, for progress that is shown elsewhere."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__()
+        self._note, self._begun = note, ""
+
+    def write(self, text: str) -> int:
+        """Take text; every line that is whole goes on."""
+        *whole, self._begun = (self._begun + text).split("\n")
+        for line in whole:
+            self._note(line)
+        return len(text)
 
 
 def _plain(value: Any) -> Any:

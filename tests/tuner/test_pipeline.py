@@ -17,8 +17,8 @@ from engines.child import Child, ChildError
 from engines.runtime import Runtime
 from tests.tuner.broken_worker import CRASHES, DIES, EATEN, EATS, HANGS, NAN, OTHER
 from tests.tuner.tuning import Said, Tuner, snapshot
-from tuner import pipeline, settle, workshop
-from tuner.contest import Contest
+from tuner import pipeline, workshop
+from tuner.best import best_trial
 from tuner.space import Candidate, Knob
 from tuner.trials import TrialLog, TrialResult
 
@@ -125,11 +125,15 @@ def test_interrupted_it_writes_the_best_so_far_and_the_same_command_finishes_it(
 def test_interrupted_while_judging_it_writes_the_bundle_too(
     tuned: Said, tuner: Tuner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_time(*_: object) -> None:
-        raise KeyboardInterrupt
+    ask = Child.ask
+
+    def no_time(child: Child, request: Any, *more: Any) -> Any:
+        if request["do"] == "finish" and not request["asked"]["interrupted"]:
+            raise KeyboardInterrupt
+        return ask(child, request, *more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "judge", no_time)
+        patch.setattr(Child, "ask", no_time)
         broken = tuner(*INT8, "--json")
     assert broken.code == 130
     assert broken.json["digest"] == tuned.json["digest"]
@@ -218,7 +222,7 @@ def test_a_latency_may_be_a_share_of_full_precision_s(tuner: Tuner) -> None:
 def test_a_schedule_that_takes_longer_as_a_whole_is_chosen_anew_or_told_to_be_degraded(
     tuner: Tuner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settle, "overshoot", lambda *_: 1.5)
+    monkeypatch.setattr(pipeline, "SERVE", "tests.tuner.slow_worker:serve_all_late")
     said = tuner(*INT8, "--latency-ms", "5000%", "--json", "--strict")
     assert said.code == 4
     trials = said.json["trials"]
@@ -233,17 +237,28 @@ def test_a_schedule_that_takes_longer_as_a_whole_is_chosen_anew_or_told_to_be_de
 def test_where_the_best_trial_misses_its_latency_the_next_best_ships(
     tuner: Tuner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[Candidate] = []
-
-    def overshoot(contest: Contest, candidate: Candidate, choices: object) -> float:
-        seen.append(candidate)
-        return 1.5 if candidate == seen[0] else 1.0
-
-    monkeypatch.setattr(settle, "overshoot", overshoot)
+    monkeypatch.setattr(pipeline, "SERVE", "tests.tuner.slow_worker:serve_first_late")
     said = tuner(*INT8, "--latency-ms", "5000%", "--json", "--trials", "2")
     assert said.code == 0, said.err
-    assert said.json["candidate"] == seen[-1].values != seen[0].values
+    log = TrialLog(work_of(tuner.bundle) / "trials.jsonl")
+    first, other = (trial.candidate.values for trial in log.read())
+    best = best_trial(log.read(), "quality").candidate.values
+    assert said.json["candidate"] in (first, other)
+    assert said.json["candidate"] != best
     assert said.json["over_budget"] is None
+
+
+def test_a_setting_that_takes_the_last_stage_down_does_not_ship(
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "SERVE", "tests.tuner.slow_worker:serve_first_dead")
+    said = tuner(*INT8, "--json", "--trials", "2")
+    assert said.code == 0, said.err
+    assert "crashed (SIGSEGV)" in said.err
+    assert "trying the next best" in said.err
+    best = best_trial(TrialLog(work_of(tuner.bundle) / "trials.jsonl").read(), "latency")
+    assert said.json["candidate"] != best.candidate.values
+    assert main(["verify", str(tuner.bundle)]) == 0
 
 
 def test_simulated_precisions_are_tuned_by_bits_and_carry_no_latency(
