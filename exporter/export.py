@@ -207,6 +207,7 @@ def export(config: ExportConfig, say: Say = lambda text: None) -> Path:
         check_parity(parity)
         write_reference(reference_of(states, reference, model.vocab), folder / REFERENCE)
         made = replace(made, parity={"fp32": parity.to_json(), "gate": GATE})
+        del denoiser, reference, full, rounding  # the weights once more each; engines follow
         finish(made, states, say)
     return config.out
 

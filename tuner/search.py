@@ -79,12 +79,12 @@ def search(
     mine, following = study.competing(written), max((e.number for e in written), default=-1) + 1
     with reached():
         publish(study, space, mine)
-        told: set[int] = set()
+        told: set[tuple[int, Candidate]] = set()
         while True:
             finished = sorted((*mine, *study.elsewhere()), key=lambda result: result.number)
             for result in finished:
-                if result.number not in told:
-                    told.add(result.number)
+                if (result.number, result.candidate) not in told:
+                    told.add((result.number, result.candidate))
                     if offers(space, result.candidate):
                         study.own.add_trial(as_trial(space, result))
             if len({result.candidate for result in finished}) >= trials:
