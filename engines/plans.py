@@ -5,6 +5,7 @@
 
 TensorRT-RTX goes through sets of pointers when it writes a plan, and its threads race, so builds
 are the same byte for byte only where addresses are and one thread works: the child is steady.
+Once in some dozens they still differ, in generated names.
 """
 
 from __future__ import annotations
