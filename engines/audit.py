@@ -14,8 +14,7 @@ from typing import Any
 
 from engines.plan import Plan, Product, Program
 
-# Types of a product's operands, by precision: what multiplies, and for weights alone what they are
-# stored in.
+# What both sides of a product are, by precision.
 _BOTH = {
     "fp32": "float",
     "fp16": "half",
@@ -25,7 +24,13 @@ _BOTH = {
     "fp8": "fp8_e4m3",
     "nvfp4": "fp4_e2m1",
 }
+
+# What one side alone is, where weights are widened on their way into the product.
 _STORED = {"int8-w": "int8", "fp8-w": "fp8_e4m3", "int4-w": "int4"}
+
+# What weights are stored in, where a kernel before the product makes another type of them.
+_UNPACKED = {"int4-int8": "int4"}
+
 _WIDE = ("half", "bf16")
 _NARROW = ("int8", "int4", "fp8_e4m3", "fp4_e2m1")
 
@@ -43,7 +48,7 @@ class Audit:
         share: Of the elements of all weight matrices, those multiplied as asked.
         elements: Weight elements multiplied as asked.
         otherwise: ONNX nodes of the other products.
-        constant_bytes: Of weights and constants in the plan.
+        weight_bytes: Of the weights in the plan, of all its SMs.
         scratch_bytes: Of memory that a pass needs besides its inputs and outputs.
         source: Where this comes from: "plan", a best effort.
     """
@@ -53,7 +58,7 @@ class Audit:
     share: float
     elements: int
     otherwise: tuple[str, ...]
-    constant_bytes: int
+    weight_bytes: int | None
     scratch_bytes: int
     source: str = "plan"
 
@@ -70,7 +75,7 @@ def audits(plan: Plan, precision: str) -> list[Audit]:
         plan: As it was read.
         precision: The name of what was asked for.
     """
-    return [_audit(program, precision) for program in plan.programs]
+    return [_audit(plan, program, precision) for program in plan.programs]
 
 
 def mismatch(audit: Audit, precision: str, quantized: int) -> str | None:
@@ -99,36 +104,40 @@ def said(products: Mapping[str, int]) -> str:
 
 
 def as_asked(product: Product, precision: str) -> bool:
-    """Return whether a product computes in a precision."""
-    types = product.types
+    """Return whether a product computes in a precision.
+
+    What a kernel reads besides (a residual, scales) may have any type, so few bits are counted: on
+    both sides twice, of weights alone once.
+    """
+    narrow = [each for each in product.types if each in _NARROW]
     if precision in _STORED:
-        return (
-            bool(product.fused) and _STORED[precision] in types and bool(set(_WIDE) & set(types))
-        )
+        wide = any(each in _WIDE for each in product.types)
+        return bool(product.fused) and wide and narrow == [_STORED[precision]]
     wanted = _BOTH[precision]
-    if precision in ("fp32", "fp16", "bf16"):
-        # What follows a product in its kernel may be wider, but nothing may be narrower.
-        return wanted in types[:1] and not set(_NARROW) & set(types)
-    return set(types[:2]) == {wanted} or (precision == "nvfp4" and wanted in types[:1])
+    if wanted not in _NARROW:
+        return not narrow and wanted in product.types[:1]
+    return narrow.count(wanted) == 2
 
 
-def _audit(program: Program, precision: str) -> Audit:
+def _audit(plan: Plan, program: Program, precision: str) -> Audit:
     counts: Counter[str] = Counter()
-    asked = every = 0
+    asked, every = 0, sum(product.elements for product in program.products)
+    most = every
+    if precision in _UNPACKED:  # multiplied as another type than they are stored in
+        most = program.stored.get(_UNPACKED[precision], 0)
     otherwise: list[str] = []
     for product in program.products:
         counts[" x ".join(product.types) or "unknown"] += 1
-        every += product.elements
-        if as_asked(product, precision):
+        if most and as_asked(product, precision):
             asked += product.elements
         else:
             otherwise.append(" + ".join(product.layers[:3]) or "an unnamed product")
     return Audit(
         sm="+".join(program.sms),
         products=dict(sorted(counts.items())),
-        share=asked / every if every else 0.0,
-        elements=asked,
+        share=min(asked, most) / every if every else 0.0,
+        elements=min(asked, most),
         otherwise=tuple(otherwise),
-        constant_bytes=program.constant_bytes,
+        weight_bytes=plan.weight_bytes,
         scratch_bytes=program.scratch_bytes,
     )

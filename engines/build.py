@@ -255,20 +255,17 @@ class Cache:
             Entries and bytes removed.
         """
         entries = []
-        for path in (self.folder / "v1").glob("*/*.json"):
-            if _KIND.fullmatch(path.parent.name) and _KEY.fullmatch(path.stem):
-                with suppress(OSError):
-                    with_it = sum(each.lstat().st_size for each in _beside(path))
-                    found = path.lstat()
-                    entries.append((found.st_mtime, found.st_size + with_it, path))
+        for files in self._entries():
+            with suppress(OSError):
+                used = files[0].lstat().st_mtime
+                entries.append((used, sum(each.lstat().st_size for each in files), files))
         left, count, removed = sum(size for _, size, _ in entries), 0, 0
-        for used, size, path in sorted(entries):
+        for used, size, files in sorted(entries):
             if left - removed <= limit_bytes or used >= since:
                 break
             with suppress(OSError):  # another process may have been first
-                for each in _beside(path):
+                for each in reversed(files):  # the entry last: what is left is found again
                     each.unlink()
-                path.unlink()
                 count, removed = count + 1, removed + size
         for path in (self.folder / "v1").glob("*/.partial-*"):
             with suppress(OSError):
@@ -276,15 +273,26 @@ class Cache:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
         return count, removed
 
+    def _entries(self) -> list[list[Path]]:
+        """Return each entry's file, and behind it those that lie with it."""
+        found: list[list[Path]] = []
+        for folder in (self.folder / "v1").glob("*"):
+            if not _KIND.fullmatch(folder.name) or not folder.is_dir():
+                continue
+            by_key: dict[str, list[Path]] = {}
+            for path in folder.iterdir():
+                if _KEY.fullmatch(path.stem):
+                    by_key.setdefault(path.stem, []).append(path)
+            for files in by_key.values():
+                files.sort(key=lambda path: (path.suffix != ".json", path))
+                if files[0].suffix == ".json":
+                    found.append(files)
+        return found
+
     def _path(self, kind: str, key: str) -> Path:
         if not _KIND.fullmatch(kind) or not _KEY.fullmatch(key):
             raise ValueError(f"need a kind in lower case and a sha256 in hex, got {kind=}, {key=}")
         return self.folder / "v1" / kind / f"{key}.json"
-
-
-def _beside(entry: Path) -> list[Path]:
-    """Return the files that lie with an entry."""
-    return [each for each in entry.parent.glob(f"{entry.stem}.*") if each != entry]
 
 
 def open_cache(given: Path | None, environ: Mapping[str, str]) -> Cache:

@@ -59,15 +59,18 @@ _BOOT = (
 
 # Starts the command behind it with fixed addresses (ADDR_NO_RANDOMIZE), one heap, one seed, and on
 # one core, where threads take turns in the same order if nothing may interrupt them.
-_STEADY = (
-    "import ctypes, os, sys; ctypes.CDLL(None).personality(0x0040000); "
-    "cores = sorted(os.sched_getaffinity(0)); "
-    "os.sched_setaffinity(0, [cores[os.getpid() % len(cores)]]); "
-    "exec('try: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))\\n"
-    "except PermissionError: os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))'); "
-    "os.environ.update(MALLOC_ARENA_MAX='1', PYTHONHASHSEED='0'); "
-    "os.execv(sys.argv[1], sys.argv[1:])"
-)
+_STEADY = """
+import ctypes, os, sys
+ctypes.CDLL(None).personality(0x0040000)
+cores = sorted(os.sched_getaffinity(0))
+os.sched_setaffinity(0, [cores[os.getpid() % len(cores)]])
+try:
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+except OSError:  # for the privileged alone
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+os.environ.update(MALLOC_ARENA_MAX="1", PYTHONHASHSEED="0")
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 class ChildError(BackendError):

@@ -14,7 +14,7 @@ from engines.errors import BackendError, BundleError, InputError
 from engines.manifest import MANIFEST, TOKENIZER
 from engines.options import MOST_THREADS
 from engines.overview import EXPORT, bundle_overview, export_from_folder, export_overview
-from engines.plan import check_plans
+from engines.plans import check_plans
 from engines.runtime import Runtime, load_engine, probe
 from engines.sampler import POLICIES
 from engines.targets import target_from_name

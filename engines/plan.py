@@ -11,16 +11,16 @@ Nothing in a plan is trusted: reading takes time linear in its size and raises I
 
 from __future__ import annotations
 
+import math
 import mmap
 import re
 import struct
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines.bundle import Bundle
-from engines.errors import BundleError, InputError
-from engines.targets import target_from_name
+from engines.errors import InputError
 
 MAGIC = b"vtrt"
 HEADER_BYTES = 64
@@ -32,10 +32,20 @@ _SM_BITS = {75: 0x01, 80: 0x02, 86: 0x04, 89: 0x08, 120: 0x10, 121: 0x20}
 READ_VERSIONS = ((1, 7),)
 
 _PROGRAM = b"header {\n  version"
-_MOST_PROGRAMS, _LONGEST_PROGRAM, _LONGEST_LINE = 4096, 256 << 20, 1 << 16
+_MOST_PROGRAMS, _LONGEST_PROGRAM, _LONGEST_LINE = 4096, 64 << 20, 1 << 16
+
+# Lines of a program that say something of tensors, memory and products; others are passed over.
+_LINES = re.compile(
+    rb"^[ \t]{0,16}((?:sub_)?tensor=\{|region = |fully_connected=\{|runtime_fusion=\{)[^\n]*",
+    re.MULTILINE,
+)
+
+# Sections of a plan: how many there are, where their table begins, and a row of it.
+_SECTIONS, _SECTION = HEADER_BYTES, struct.Struct("<8sQQ")
+_MOST_SECTIONS, _WEIGHTS = 64, b"THGW\0\0\0\0"
 _NAME, _TYPE = re.compile(r' name="([^"]{1,400})"'), re.compile(r" type=(\w{1,40})")
 _DIMS = re.compile(r" dims=\{ ([^}]{1,400}) \}")
-_CONSTANT = re.compile(r" const_payload_size=(\d{1,18})")
+_SMS = re.compile(rb"accelerators=\{((?:sm\d{2,4} ?){1,16})\}")
 _REGION = re.compile(r"region = \{ name=devmem\w{0,80} size=(\d{1,18}) ")
 _QUOTED, _LAYERS = re.compile(r'"([^"]{0,400})"'), re.compile(r' layers="([^"]{0,4000})"')
 _FUSION = re.compile(r"\bname=(\w{1,200})")
@@ -66,8 +76,8 @@ class Product:
 
     @property
     def types(self) -> tuple[str, ...]:
-        """Types of what is multiplied, the left side first."""
-        return tuple(dict.fromkeys(each.type for each in self.operands))
+        """Type of each operand: of what is multiplied, then of what its kernel reads besides."""
+        return tuple(each.type for each in self.operands)
 
     @property
     def elements(self) -> int:
@@ -80,11 +90,18 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What was compiled for an SM, or for several at once."""
+    """What was compiled for an SM, or for several at once.
+
+    Attributes:
+        sms: As the plan calls them.
+        products: In the order of the text.
+        stored: Elements of the constants, by their type.
+        scratch_bytes: Of memory that a pass needs besides its inputs and outputs.
+    """
 
     sms: tuple[str, ...]
     products: tuple[Product, ...]
-    constant_bytes: int
+    stored: Mapping[str, int]
     scratch_bytes: int
 
 
@@ -96,6 +113,7 @@ class Plan:
         bytes: Of the whole plan.
         version: Of the module that wrote it.
         sms: For which it was built.
+        weight_bytes: Of the section of weights; None where the version was never read.
         programs: Of its SMs; empty where they were not read.
         why: Why they were not, or "".
     """
@@ -103,6 +121,7 @@ class Plan:
     bytes: int
     version: tuple[int, ...]
     sms: tuple[int, ...]
+    weight_bytes: int | None
     programs: tuple[Program, ...]
     why: str
 
@@ -141,38 +160,19 @@ def plan_from_bytes(data: bytes | mmap.mmap, name: str = "the plan") -> Plan:
     sms = tuple(sm for sm, bit in _SM_BITS.items() if mask & bit)
     if version[:2] not in READ_VERSIONS:
         said = ".".join(map(str, version))
-        return Plan(size, version, sms, (), f"programs of version {said} were never read")
+        return Plan(size, version, sms, None, (), f"programs of version {said} were never read")
     programs = tuple(_programs(data))
     why = "" if programs else "it holds no program in text"
-    return Plan(size, version, sms, programs, why)
+    return Plan(size, version, sms, _weight_bytes(data), programs, why)
 
 
-def check_plans(bundle: Bundle, target: str) -> dict[str, str]:
-    """Return what the header of each plan of a target says, by the engine's name.
-
-    Raises:
-        BundleError: A plan is not whole, or for other SMs than its target.
-    """
-    found = {}
-    for name, engine in bundle.manifest.engines.items():
-        if engine.target != target:
-            continue
-        try:
-            plan = plan_from_file(bundle.path(engine.file))
-        except InputError as error:
-            raise BundleError(f"engine {name!r}: {error}") from error
-        wanted = set(target_from_name(target).sms)
-        if not wanted <= set(plan.sms):
-            raise BundleError(
-                f"engine {name!r} is for {_sms(plan.sms)}, its target is {target}; tune again"
-            )
-        version = ".".join(map(str, plan.version))
-        found[name] = f"whole, for {_sms(plan.sms)}, by version {version}"
-    return found
-
-
-def _sms(sms: tuple[int, ...]) -> str:
-    return ", ".join(f"sm{sm}" for sm in sms) or "no SM that is known"
+def _weight_bytes(data: bytes | mmap.mmap) -> int:
+    """Return the bytes of the sections of weights."""
+    (count,) = struct.unpack("<Q", data[8:16])
+    table = data[_SECTIONS : _SECTIONS + min(count, _MOST_SECTIONS) * _SECTION.size]
+    whole = len(table) // _SECTION.size * _SECTION.size
+    rows = _SECTION.iter_unpack(table[:whole])
+    return sum(size for tag, _, size in rows if tag == _WEIGHTS and size <= len(data))
 
 
 def _programs(data: bytes | mmap.mmap) -> Iterator[Program]:
@@ -184,36 +184,33 @@ def _programs(data: bytes | mmap.mmap) -> Iterator[Program]:
         end = data.find(b"\0", at, at + _LONGEST_PROGRAM)
         if end < 0:
             return
-        text = data[at:end].decode("utf-8", "replace")
-        found = re.search(r"accelerators=\{((?:sm\d{2,4} ?){1,16})\}", text[:1_000_000])
+        found = _SMS.search(data, at, min(end, at + _LONGEST_LINE))
         if found:
-            yield _program(tuple(found[1].split()), text)
+            yield _program(tuple(found[1].decode().split()), data, at, end)
         at = data.find(_PROGRAM, end)
 
 
-def _program(sms: tuple[str, ...], text: str) -> Program:
+def _program(sms: tuple[str, ...], data: bytes | mmap.mmap, begin: int, end: int) -> Program:
     tensors: dict[str, Operand] = {}
-    lines: list[str] = []
-    constants = scratch = 0
-    for raw in text.split("\n"):
-        line = raw.strip()
-        if len(line) > _LONGEST_LINE:
+    kept: list[str] = []
+    stored: Counter[str] = Counter()
+    scratch = 0
+    for found in _LINES.finditer(data, begin, end):
+        if found.end() - found.start() > _LONGEST_LINE:
             continue
+        line = found[0].decode("utf-8", "replace").strip()
         if line.startswith(("tensor={", "sub_tensor={")):
             tensor = _tensor(line)
             if tensor is not None:
                 tensors[tensor.name] = tensor
-            constant = _CONSTANT.search(line)
-            constants += int(constant[1]) if constant else 0
+                if " const_payload_size=" in line:
+                    stored[tensor.type] += math.prod(tensor.dims)
         elif line.startswith("region = "):
             region = _REGION.match(line)
             scratch += int(region[1]) if region else 0
-        elif line.startswith("fully_connected={") or (
-            line.startswith("runtime_fusion={") and "backbone=gemm" in line
-        ):
-            lines.append(line)
-    products = tuple(_product(line, tensors) for line in lines)
-    return Program(sms, products, constants, scratch)
+        elif line.startswith("fully_connected={") or "backbone=gemm" in line:
+            kept.append(line)
+    return Program(sms, tuple(_product(line, tensors) for line in kept), dict(stored), scratch)
 
 
 def _tensor(line: str) -> Operand | None:

@@ -13,15 +13,16 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from engines.audit import audits, mismatch
 from engines.build import BuildLog, Cache, digest_json, graph_digest
+from engines.bundle import Bundle
 from engines.child import Child
-from engines.errors import BackendError, CadenzaError
+from engines.errors import BackendError, BundleError, CadenzaError, InputError
 from engines.files import digest_file
 from engines.machine import machine
 from engines.manifest import Shape
@@ -54,17 +55,20 @@ class BuiltPlan:
 
 
 def profile_of(
-    shape: Shape, answers: tuple[int, int], longest: int, sites: int = 0
+    shape: Shape,
+    answers: Collection[int],
+    longest: int,
+    scales: Sequence[Sequence[float]] | None = None,
 ) -> dict[str, Extents]:
     """Return the extents of a graph's inputs.
 
     Args:
         shape: Ranges of rows, and of prompt tokens.
-        answers: Fewest and most tokens of an answer.
+        answers: Tokens of an answer, of every task.
         longest: Tokens of prompt and answer that the model takes.
-        sites: Static activation scales, where they are an input.
+        scales: Static activation scales of each window [W][S], where they are an input.
     """
-    few, most = answers
+    few, most = min(answers), max(answers)
     least, best, top = shape.prompt
     lengths = [min(prompt + most, longest) for prompt in (least, best, top)]
     lengths[0] = min(least + few, longest)
@@ -73,8 +77,8 @@ def profile_of(
     places = tuple((b, count) for b, count in zip(rows, asked, strict=True))
     found: dict[str, Extents] = {IDS: _three(canvas), MASK: _three(canvas)}
     found[POSITIONS] = _three(places)
-    if sites:
-        found[SCALES] = _three(tuple((b, 1, sites) for b in rows))
+    if scales is not None:
+        found[SCALES] = _three(tuple((b, 1, len(scales[0])) for b in rows))
     return found
 
 
@@ -190,6 +194,55 @@ def read_back(
         "not_read": read.why,
         "mismatch": differs,
     }
+
+
+def engine_entry(
+    request: BuildRequest, graph: str, precision: str, built: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what the manifest of a bundle says of a plan; `file` is its place in the bundle.
+
+    Args:
+        request: What it was built of.
+        graph: The graph's id.
+        precision: The name of the precision.
+        built: As `read_back` gave it.
+    """
+    return {
+        "file": f"engines/{precision}.{request.target}.plan",
+        "graph": graph,
+        "precision": precision,
+        "target": request.target,
+        "built": dict(built),
+        "options": asdict(request.options),
+    }
+
+
+def check_plans(bundle: Bundle, target: str) -> dict[str, str]:
+    """Return what the header of each plan of a target says, by the engine's name.
+
+    Raises:
+        BundleError: A plan is not whole, or for other SMs than its target.
+    """
+    found = {}
+    for name, engine in bundle.manifest.engines.items():
+        if engine.target != target:
+            continue
+        try:
+            plan = plan_from_file(bundle.path(engine.file))
+        except InputError as error:
+            raise BundleError(f"engine {name!r}: {error}") from error
+        wanted = set(target_from_name(target).sms)
+        if not wanted <= set(plan.sms):
+            raise BundleError(
+                f"engine {name!r} is for {_sms(plan.sms)}, its target is {target}; tune again"
+            )
+        version = ".".join(map(str, plan.version))
+        found[name] = f"whole, for {_sms(plan.sms)}, by version {version}"
+    return found
+
+
+def _sms(sms: tuple[int, ...]) -> str:
+    return ", ".join(f"sm{sm}" for sm in sms) or "no SM that is known"
 
 
 def _three(extents: tuple[tuple[int, ...], ...]) -> Extents:

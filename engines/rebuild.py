@@ -20,10 +20,10 @@ from engines.build import BuildLog, Cache, open_cache
 from engines.bundle import Bundle, read_bundle, write_bundle
 from engines.errors import InputError
 from engines.manifest import GOLDEN, Engine
-from engines.plans import built_plan, profile_of, read_back
+from engines.plans import built_plan, engine_entry, profile_of, read_back
 from engines.targets import refusal, target_from_name
 from engines.terminal import command_parser, emit, emit_json, run_command
-from engines.trt import BuildRequest, TrtOptions
+from engines.trt import BuildRequest, options_from_recorded
 
 _EXAMPLES = """\
 examples:
@@ -78,19 +78,14 @@ def rebuild(
     }
     for precision, engine in before.items():
         say(f"building {precision} for {name}")
-        plan = built_plan(_request(bundle, engine, name), cache, log, _digests(bundle))
-        path = f"engines/{precision}.{name}.plan"
+        request = _request(bundle, engine, name)
+        plan = built_plan(request, cache, log, _digests(bundle))
         recorded = engine.built.get("quantized")
         quantized = recorded if isinstance(recorded, int) else 0
-        files[path] = plan.file
-        manifest["engines"][f"{precision}.{name}"] = {
-            "file": path,
-            "graph": engine.graph,
-            "precision": precision,
-            "target": name,
-            "built": read_back(plan, precision, quantized, allow_mismatch, say),
-            "options": dict(engine.options),
-        }
+        built = read_back(plan, precision, quantized, allow_mismatch, say)
+        entry = engine_entry(request, engine.graph, precision, built)
+        files[entry["file"]] = plan.file
+        manifest["engines"][f"{precision}.{name}"] = entry
     if name not in manifest["targets"]:
         manifest["targets"].append(name)
     old = next(iter(before.values())).target
@@ -132,17 +127,16 @@ def _plans_of(bundle: Bundle) -> dict[str, Engine]:
 def _request(bundle: Bundle, engine: Engine, target: str) -> BuildRequest:
     manifest = bundle.manifest
     graph = manifest.graphs[engine.graph]
-    answers = [task.sampler.gen_length for task in manifest.tasks.values()]
     return BuildRequest(
         graph=bundle.path(graph.file),
         target=target,
         profile=profile_of(
             manifest.shape,
-            (min(answers), max(answers)),
+            [task.sampler.gen_length for task in manifest.tasks.values()],
             manifest.model.max_length,
-            len(graph.scales[0]) if graph.scales else 0,
+            graph.scales,
         ),
-        options=TrtOptions(**engine.options),  # type: ignore[arg-type]
+        options=options_from_recorded(engine.options, f"engine {engine.file!r}"),
     )
 
 

@@ -154,11 +154,6 @@ def taken(target: Target) -> tuple[str, ...]:
     )
 
 
-def high_precision(target: Target) -> Literal["float32", "float16"]:
-    """Return the type of what stays unquantized in a quantized graph."""
-    return "float32" if target.name == "cpu" else "float16"
-
-
 def _is_simulated(precision: str) -> bool:
     try:
         return precision_from_name(precision).simulated

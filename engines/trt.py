@@ -15,12 +15,13 @@ import hashlib
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from engines.errors import BackendError, InputError, MissingExtra
+from engines.document import Document
+from engines.errors import BackendError, BundleError, InputError, MissingExtra
 from engines.targets import Target, target_from_name
 
 # Least, best and most extents of an input.
@@ -43,18 +44,35 @@ class TrtOptions:
     Attributes:
         optimization_level: 0 to 5: how long TensorRT looks for faster code.
         route: A build route as `engines.routes` writes it; "" for TensorRT's own.
-        bare: Whether weights are inputs of the plan, or constants in it.
     """
 
     optimization_level: int = 3
     route: str = ""
-    bare: bool = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.optimization_level <= 5:
             raise ValueError(
                 f"0 <= optimization_level <= 5 must hold, got {self.optimization_level}"
             )
+
+
+def options_from_recorded(given: Mapping[str, object], where: str) -> TrtOptions:
+    """Return the options that a manifest records with a plan.
+
+    Raises:
+        BundleError: One is unknown, or of another type.
+    """
+    options = Document(dict(given), f"options of {where}", BundleError)
+    known = [each.name for each in fields(TrtOptions)]
+    for name, value in options.items():
+        if name not in known:
+            value.fail(f"this version knows only {', '.join(known)}; install a newer Cadenza")
+    level, route = options.get("optimization_level"), options.get("route")
+    defaults = TrtOptions()
+    return TrtOptions(
+        optimization_level=level.integer(0, 5) if level else defaults.optimization_level,
+        route=route.text() if route else defaults.route,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +191,7 @@ def plain(request: BuildRequest) -> dict[str, Any]:
         "graph": str(request.graph.resolve()),
         "target": request.target,
         "profile": {name: [list(e) for e in ext] for name, ext in request.profile.items()},
-        "options": vars(request.options),
+        "options": asdict(request.options),
     }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engines.files import regular_file
 from engines.gpus import GPUS, Gpu, format_from_precision, gpu_from_name
-from engines.precision import FULL_PRECISION, Precision
+from engines.precision import EXECUTED, FULL_PRECISION, Precision
 from engines.terminal import command_parser, emit, emit_json, run_command, size, table
 from exporter.folder import EXPORT, Export, read_export
 from exporter.gemms import Pass, Product, pass_from_file
@@ -26,7 +26,7 @@ and latencies are predicted, not measured.
 """
 
 # Further precisions that a GPU's user may build, told beside those of the export.
-_FURTHER = (HALF, WEIGHT_ONLY, INT8, Precision("fp8", "fp8", 8, 8))
+_FURTHER = (HALF, WEIGHT_ONLY, INT8, EXECUTED["fp8"])
 
 
 @dataclass(frozen=True, slots=True)

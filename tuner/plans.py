@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engines.plans import built_plan, profile_of, read_back
-from engines.trt import BuildRequest, TrtOptions
+from engines.plans import built_plan, engine_entry, profile_of, read_back
+from engines.trt import BuildRequest
 from exporter.folder import Export
 from exporter.typed import quantized_elements
 from tuner.contest import Contest
@@ -41,22 +41,19 @@ def plans_of(contest: Contest, candidate: Candidate, names: Sequence[str]) -> di
     bench, folder = contest.bench, contest.shop.engines(candidate).folder
     target = bench.config.target
     digests = {path: entry.sha256 for path, entry in folder.files.items()}
-    answers = [task.sampler.gen_length for task in folder.tasks.values()]
     found = {}
     with contest.shop.watch(BUILD):
         for name in names:
             graph = plan_graph(folder, name, candidate.scales)
-            table = folder.graphs[graph].scales
             request = BuildRequest(
                 graph=folder.path(graph),
                 target=target,
                 profile=profile_of(
                     folder.shape,
-                    (min(answers), max(answers)),
+                    [task.sampler.gen_length for task in folder.tasks.values()],
                     folder.model.max_length,
-                    0 if table is None else len(table[0]),
+                    folder.graphs[graph].scales,
                 ),
-                options=TrtOptions(),
             )
             bench.say(f"building {name} for {target}")
             plan = built_plan(
@@ -69,18 +66,7 @@ def plans_of(contest: Contest, candidate: Candidate, names: Sequence[str]) -> di
                 bench.config.allow_precision_mismatch,
                 bench.say,
             )
-            found[name] = Plan(
-                graph,
-                plan.file,
-                {
-                    "file": f"engines/{name}.{target}.plan",
-                    "graph": graph,
-                    "precision": name,
-                    "target": target,
-                    "built": built,
-                    "options": vars(request.options),
-                },
-            )
+            found[name] = Plan(graph, plan.file, engine_entry(request, graph, name, built))
     return found
 
 

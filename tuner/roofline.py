@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from engines.errors import InputError
 from engines.gpus import FORMATS, Gpu, format_from_precision
-from engines.precision import Precision
+from engines.precision import EXECUTED, Precision
 from exporter.gemms import Call, Pass, Product, rest_bits
 
 # Shares of the published rates that good kernels reach on large shapes.
@@ -30,9 +30,7 @@ _TIE = 0.05
 COMPUTE, WEIGHTS, ACTIVATIONS, LAUNCH = "arithmetic", "weights", "activations", "launches"
 
 # What `pays` compares: 16 bits, the same weights without and with rounded activations.
-HALF = Precision("fp16", "fp16", 16, 16)
-WEIGHT_ONLY = Precision("int8-w", "int8", 8, 16)
-INT8 = Precision("int8", "int8", 8, 8)
+HALF, WEIGHT_ONLY, INT8 = (EXECUTED[name] for name in ("fp16", "int8-w", "int8"))
 
 
 @dataclass(frozen=True, slots=True)

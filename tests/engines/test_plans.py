@@ -112,7 +112,7 @@ def test_a_route_that_the_module_does_not_have_is_refused(
 
 
 def test_extents_follow_the_declared_shape() -> None:
-    found = profile_of(Shape((1, 8, 64), (2, 16, 40)), (8, 24), 60, sites=5)
+    found = profile_of(Shape((1, 8, 64), (2, 16, 40)), (8, 24), 60, ((1.0,) * 5,))
     assert found["ids"] == found["mask"] == ((1, 10), (8, 40), (64, 60))
     assert found["positions"] == ((1, 1), (8, 24), (64, 24))
     assert found["scales"] == ((1, 1, 5), (8, 1, 5), (64, 1, 5))

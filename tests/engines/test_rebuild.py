@@ -85,3 +85,30 @@ def test_what_cannot_be_rebuilt_is_told(
         assert main(["rebuild", str(bundle), "--target", target, "-o", str(tmp_path / "N")]) == 2
         assert says in capsys.readouterr().err
     assert not (tmp_path / "N").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"colour": "red"}, "knows only optimization_level, route"),
+        ({"optimization_level": "3"}, "must be an integer from 0 to 5"),
+        ({"optimization_level": 9}, "must be an integer from 0 to 5"),
+        ({"route": 3}, "must be text"),
+    ],
+)
+def test_options_at_fault_are_refused_before_anything_is_built(
+    options: dict[str, object],
+    says: str,
+    bundle: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import shutil
+
+    own = tmp_path / "OWN"
+    shutil.copytree(bundle, own)
+    manifest = json.loads((own / "manifest.json").read_text())
+    manifest["engines"]["int8.rtx-sm89"]["options"] = options
+    (own / "manifest.json").write_text(json.dumps(manifest))
+    assert main(["rebuild", str(own), "--target", "rtx-sm86", "--cache", str(tmp_path / "c")]) == 2
+    assert says in capsys.readouterr().err

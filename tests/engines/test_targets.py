@@ -16,7 +16,6 @@ from engines.targets import (
     SMS,
     TARGETS,
     Target,
-    high_precision,
     refusal,
     taken,
     target_from_name,
@@ -176,12 +175,6 @@ def test_an_unknown_precision_is_an_error_on_every_target(
     with pytest.raises(InputError, match="unknown precision") as caught:
         refusal(target_from_name(name), precision)
     assert mend in str(caught.value)
-
-
-def test_what_stays_unquantized_is_float32_on_the_processor_alone() -> None:
-    assert {name for name in TARGETS if high_precision(target_from_name(name)) == "float32"} == {
-        "cpu"
-    }
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

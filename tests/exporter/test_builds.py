@@ -45,9 +45,7 @@ def build(ahead: Export, graph: str, target: str, cache: Cache) -> BuiltPlan:
     request = BuildRequest(
         graph=ahead.path(graph),
         target=target,
-        profile=profile_of(
-            ahead.shape, (24, 24), ahead.model.max_length, len((entry.scales or [[]])[0])
-        ),
+        profile=profile_of(ahead.shape, (24,), ahead.model.max_length, entry.scales),
     )
     digests = {path: file.sha256 for path, file in ahead.files.items()}
     return built_plan(request, cache, BuildLog(), digests)
