@@ -168,16 +168,10 @@ def export(config: ExportConfig, say: Say = lambda text: None) -> Path:
             sampled = sample_states(log.states, config.states, config.seed)
             say(f"{method.name}: {len(sampled)} of {len(log.states)} denoising states")
             rounding = rounding_from_hessians(Hessians(denoiser, sampled), method.rotated)
-        recipe, none = config.recipe, dict[str, Path]()
-        if target.ahead:
-            cores = typed_cores(checkpoint, core, precisions)
-            graphs, families = write_typed_variants(
-                cores, precisions, calibration, recipe, folder, none, say, rounding
-            )
-        else:
-            graphs, families = write_variants(
-                core, precisions, calibration, recipe, folder, none, say, rounding
-            )
+        recipe = config.recipe
+        cores = typed_cores(checkpoint, core, precisions) if target.ahead else {"F32": core}
+        write = write_typed_variants if target.ahead else write_variants
+        graphs, families = write(cores, precisions, calibration, recipe, folder, {}, say, rounding)
         made = Export(
             folder=folder,
             model=model,

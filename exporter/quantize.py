@@ -33,8 +33,6 @@ Rounding = Callable[[str, str, NDArray[np.float32], int, bool], Rounded]
 # Type of a weight's integers by their bits; 4 bits are packed when they are stored.
 INTEGERS: Mapping[int, type[np.int8] | type[np.int16]] = {4: np.int8, 8: np.int8, 16: np.int16}
 
-_Make = Callable[[], NDArray[np.generic]]
-
 _KIND = {4: "U8", 8: "I8", 16: "I16"}
 
 
@@ -167,10 +165,10 @@ def quantized_items(
         integers = (-(-count // 2),) if bits == 4 else (inputs, outputs)
         scales = (outputs,) if family == "int8" else (groups, outputs)
         round_ = partial(rounding, name, sites[name])
-        make_integers, make_scales = _rounded(stored, bits, family == "int8", round_)
+        parts = Parts(partial(_rounded, stored, bits, family == "int8", round_))
         new = [
-            Item(quantized_name(name), _KIND[bits], integers, make_integers),
-            Item(scale_name(name), "F32", scales, make_scales),
+            Item(quantized_name(name), _KIND[bits], integers, partial(parts, 0)),
+            Item(scale_name(name), "F32", scales, partial(parts, 1)),
         ]
         items += taken(made, new) if quantized_name(name) in made else new
         if family == "int8":
@@ -214,23 +212,31 @@ def _taken(made: Mapping[str, Stored], item: Item) -> NDArray[np.generic]:
     return mapped(_found(made, item.name, item.kind, item.shape, "the weights of the source"))
 
 
+class Parts:
+    """The tensors of one weight: made once, when the first is written; the small ones are kept.
+
+    Calling it with a part's number gives that tensor.  The first is large and never kept.
+    """
+
+    def __init__(self, make: Callable[[], tuple[NDArray[Any], ...]]) -> None:
+        self._make = make
+        self._small: tuple[NDArray[Any], ...] | None = None
+
+    def __call__(self, part: int) -> NDArray[Any]:
+        if part == 0 or self._small is None:
+            large, *small = self._make()
+            self._small = tuple(small)
+            if part == 0:
+                return large
+        return self._small[part - 1]
+
+
 def _rounded(
     stored: Stored,
     bits: int,
     by_channel: bool,
     rounding: Callable[[NDArray[np.float32], int, bool], Rounded],
-) -> tuple[_Make, _Make]:
-    """Return what makes the integers of a stored weight, and what gives their scales."""
-    scales: list[NDArray[np.float32]] = []  # small; kept, so that a weight is rounded once
-
-    def integers() -> NDArray[np.generic]:
-        values, scale = rounding(floats(stored), bits, by_channel)
-        scales.append(scale)
-        return pack_int4(values.astype(np.int8)) if bits == 4 else values
-
-    def scale() -> NDArray[np.generic]:
-        if not scales:
-            integers()
-        return scales[-1]
-
-    return integers, scale
+) -> tuple[NDArray[Any], ...]:
+    """Return a stored weight's integers, packed where they have 4 bits, and their scales."""
+    values, scale = rounding(floats(stored), bits, by_channel)
+    return pack_int4(values.astype(np.int8)) if bits == 4 else values, scale

@@ -106,15 +106,10 @@ def requantize(source: Path, out: Path, recipe: Recipe, say: Say = lambda text: 
             for rest, name in {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}.items()
             if name in before.precisions and (ahead or rest == "F32")
         }
-        if ahead:
-            graphs, sizes = write_typed_variants(
-                cores, precisions, calibration, recipe, folder, families, say, rounding, integers
-            )
-        else:
-            core = cores["F32"]
-            graphs, sizes = write_variants(
-                core, precisions, calibration, recipe, folder, families, say, rounding, integers
-            )
+        write = write_typed_variants if ahead else write_variants
+        graphs, sizes = write(
+            cores, precisions, calibration, recipe, folder, families, say, rounding, integers
+        )
         made = replace(
             before,
             folder=folder,

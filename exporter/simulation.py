@@ -15,18 +15,15 @@ Knows nothing about torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from engines.model import BATCH, SCALES
 from engines.precision import FP4_GROUP, WEIGHT_GROUP, Precision
 from exporter.graph import Linear
 from exporter.products import Nodes, constant, copied, replace_weights, rewrite_products
 from exporter.quantize import global_scale_name, quantized_name, scale_name
-from exporter.typed import LARGEST, static_scales, weight_types
+from exporter.typed import LARGEST, Form, scale_inputs, weight_types
 from exporter.weights import ONNX_TYPES
 
 if TYPE_CHECKING:
@@ -89,70 +86,53 @@ def rounded_core(core: onnx.ModelProto, rest: str) -> onnx.ModelProto:
     return made
 
 
-def simulation_graph(
-    core: onnx.ModelProto,
-    sites: Mapping[str, str],
-    precision: Precision,
-    rest: str,
-    order: Sequence[str] = (),
-    scales: NDArray[np.float32] | None = None,
-    as_input: bool = False,
-    rotate: bool = False,
-) -> onnx.ModelProto:
-    """Return the graph in float32 of a precision, its weights without data.
+def simulation_graph(core: onnx.ModelProto, form: Form) -> onnx.ModelProto:
+    """Return the graph in float32 of a precision with 8 bits or fewer, its weights without data.
 
     Args:
         core: As `rounded_core` made it.
-        sites: Site of each weight to quantize.
-        precision: One with 8 bits or fewer in its weights.
-        rest: F16, BF16 or F32.
-        order: All sites, in the order of the scales.
-        scales: Of each window [W, S], or of nvfp4 the largest magnitude at each site [1, S].
-        as_input: Make the scales an input [batch, 1, S].
-        rotate: Rotate activations first; the weights are rotated ones.
-    """
-    from onnx import TensorProto
+        form: How its products are written.
 
+    Raises:
+        InputError: A scale does not fit its type; names the site.
+    """
     made, add = copied(core), Nodes()
-    kind, name = ONNX_TYPES[rest], precision.name
-    if scales is not None:
-        for site, value in static_scales(precision, scales, order, as_input).items():
-            constant(made, f"{site}.scale", np.float32(value))
-    if precision.has_static_scales and as_input:
-        _scale_inputs(made, add, order, kind)
-    few = TensorProto.FLOAT8E4M3FN if name == "fp8" else TensorProto.INT8
+    precision, kind, name = form.precision, form.kind, form.precision.name
+    for site, value in form.static_scales().items():
+        constant(made, f"{site}.scale", np.float32(value))
+    if form.as_input:
+        scale_inputs(made, add, form.order, lambda source, out: _round(add, source, out, kind))
     if precision.family == "nvfp4":
         _fp4_constants(made)
 
     def source_of(source: str, site: str) -> str:
         if name == "nvfp4":
             return _fp4_source(add, source, f"{site}.scale", kind)
-        if precision.name not in LARGEST:
+        if name not in LARGEST:
             return source
-        if as_input:
+        if form.as_input:
             add("Mul", [source, f"{site}.before"], [f"{source}.before_exact"])
             source = _round(add, f"{source}.before_exact", f"{source}.before", kind)
         scale, low, back = f"{site}.scale", f"{source}.low", f"{source}.back"
-        add("QuantizeLinear", [source, scale], [low], output_dtype=few)
+        add("QuantizeLinear", [source, scale], [low], output_dtype=form.narrow)
         add("DequantizeLinear", [low, scale], [back])
         return back
 
     def product(linear: Linear, source: str) -> None:
         weight = _weight(made, add, linear.weight, precision, kind)
-        if not (as_input and precision.has_static_scales):
+        if not form.as_input:
             add("MatMul", [source, weight], [linear.output])
             return
-        unscaled, after = f"{linear.output}.unscaled", f"{sites[linear.weight]}.after"
+        unscaled, after = f"{linear.output}.unscaled", f"{form.sites[linear.weight]}.after"
         add("MatMul", [source, weight], [f"{unscaled}_exact"])
         _round(add, f"{unscaled}_exact", unscaled, kind)
         add("Mul", [unscaled, after], [linear.output])
 
-    rewrite_products(made, sites, add, source_of, product, rotate, kind)
-    types, shape, scale_kind, twice = weight_types(precision.family)
-    replace_weights(made, sites, types, shape, scale_kind, twice)
+    rewrite_products(made, form.sites, add, source_of, product, form.rotate, kind)
+    replace_weights(made, form.sites, *weight_types(precision.family))
     if precision.family == "nvfp4":
         _as_bytes(made)
-    if rotate:
+    if form.rotate:
         _cast_rotations(made, kind)
     return made
 
@@ -164,20 +144,6 @@ def _round(add: Nodes, source: str, out: str, kind: int) -> str:
     add("Cast", [source], [f"{out}.narrow"], to=kind)
     add("Cast", [f"{out}.narrow"], [out], to=TensorProto.FLOAT)
     return out
-
-
-def _scale_inputs(model: onnx.ModelProto, add: Nodes, order: Sequence[str], kind: int) -> None:
-    """Add the input of scales, and for each site what goes before and behind its product."""
-    from onnx import TensorProto, helper
-
-    shape: list[str | int | None] = [BATCH, 1, len(order)]
-    model.graph.input.append(helper.make_tensor_value_info(SCALES, TensorProto.FLOAT, shape))
-    own = [f"{site}.row_scale" for site in order]
-    add("Split", [SCALES], own, axis=2, num_outputs=len(order))
-    for site, row in zip(order, own, strict=True):
-        for name, pair in (("before", (f"{site}.scale", row)), ("after", (row, f"{site}.scale"))):
-            add("Div", pair, [f"{site}.{name}_exact"])
-            _round(add, f"{site}.{name}_exact", f"{site}.{name}", kind)
 
 
 def _weight(

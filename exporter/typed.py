@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,68 +58,118 @@ LARGEST = {"int8": float(INT8_LARGEST), "fp8": FP8_LARGEST, "int4-int8": float(I
 TRT_DOMAIN = "trt"
 
 
-def typed_graph(
-    core: onnx.ModelProto,
-    sites: Mapping[str, str],
-    precision: Precision,
-    rest: str,
-    order: Sequence[str] = (),
-    scales: NDArray[np.float32] | None = None,
-    as_input: bool = False,
-    rotate: bool = False,
-) -> onnx.ModelProto:
-    """Return the graph of a precision, its weights without data.
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """How a precision's products are written, for TensorRT and for ONNX Runtime alike.
 
-    Args:
-        core: The core graph, traced with the type of the rest.
+    Attributes:
+        precision: Of the products.
+        rest: Type of everything else: F16, BF16 or F32.
         sites: Site of each weight to quantize.
-        precision: One with 8 bits or fewer in its weights.
-        rest: F16, BF16 or F32.
         order: All sites, in the order of the scales.
         scales: Of a precision with static scales: of each window [W, S].  Of nvfp4: largest
             magnitude at each site [1, S].
         as_input: Make the scales an input [batch, 1, S]; otherwise one set is a constant, the
             largest of the windows'.
         rotate: Rotate activations first; the weights are rotated ones.
-    """
-    from onnx import TensorProto
 
+    Raises:
+        ValueError: Scales are to be an input of a precision that takes none.
+    """
+
+    precision: Precision
+    rest: str
+    sites: Mapping[str, str]
+    order: Sequence[str] = ()
+    scales: NDArray[np.float32] | None = None
+    as_input: bool = False
+    rotate: bool = False
+
+    def __post_init__(self) -> None:
+        if self.as_input and (self.scales is None or not self.precision.has_static_scales):
+            raise ValueError(f"{self.precision.name} takes no scales as an input")
+
+    @property
+    def kind(self) -> int:
+        """ONNX's number of the rest's type."""
+        return ONNX_TYPES[self.rest]
+
+    @property
+    def narrow(self) -> int:
+        """ONNX's number of the type that activations with static scales are rounded to."""
+        from onnx import TensorProto
+
+        kind: int = TensorProto.INT8
+        return TensorProto.FLOAT8E4M3FN if self.precision.name == "fp8" else kind
+
+    def static_scales(self) -> dict[str, np.floating[Any]]:
+        """Return the scale of each site that stands in the graph; none where there are none.
+
+        Raises:
+            InputError: One is not above 0 in its type; names the site.
+        """
+        if self.scales is None:
+            return {}
+        name = self.precision.name
+        values = self.scales.min(0) if self.as_input else self.scales.max(0)
+        if name == "nvfp4":  # the scale of the groups' scales
+            values = values / np.float32(FP4_LARGEST * FP8_LARGEST)
+        # TensorRT wants the scales of both sides to have one type, and int4's have 16 bits.
+        typed = values.astype(np.float16 if name == "int4-int8" else np.float32)
+        found = dict(zip(self.order, typed, strict=True))
+        for site, value in found.items():
+            if not 0.0 < float(value) < np.inf:
+                raise InputError(
+                    f"the activations at {site} have the scale {float(value):.3g}, which "
+                    f"{name} cannot hold; leave {name} out"
+                )
+        return found
+
+
+def typed_graph(core: onnx.ModelProto, form: Form) -> onnx.ModelProto:
+    """Return the graph of a precision with 8 bits or fewer, its weights without data.
+
+    Args:
+        core: The core graph, traced with the type of the rest.
+        form: How its products are written.
+
+    Raises:
+        InputError: A scale does not fit its type; names the site.
+    """
     made, add = copied(core), Nodes()
-    kind = ONNX_TYPES[rest]
-    if scales is not None:
-        for site, value in static_scales(precision, scales, order, as_input).items():
-            constant(made, f"{site}.scale", value)
-            if as_input:
-                constant(made, f"{site}.scale_wide", np.float32(value))
-    if precision.has_static_scales and as_input:
-        _scale_inputs(made, add, order, kind)
-    few = TensorProto.FLOAT8E4M3FN if precision.name == "fp8" else TensorProto.INT8
+    kind, name, family = form.kind, form.precision.name, form.precision.family
+    for site, value in form.static_scales().items():
+        constant(made, f"{site}.scale", value)
+    if form.as_input:
+        scale_inputs(
+            made, add, form.order, lambda source, out: add("Cast", [source], [out], to=kind)
+        )
 
     def source_of(source: str, site: str) -> str:
-        if precision.name == "nvfp4":
+        if name == "nvfp4":
             return _fp4_source(add, source, f"{site}.scale", kind)
-        if precision.name not in LARGEST:
+        if name not in LARGEST:
             return source
-        if as_input:
+        if form.as_input:
             add("Mul", [source, f"{site}.before"], [f"{source}.before"])
             source = f"{source}.before"
         scale, low, back = f"{site}.scale", f"{source}.low", f"{source}.back"
-        add("QuantizeLinear", [source, scale], [low], output_dtype=few)
+        add("QuantizeLinear", [source, scale], [low], output_dtype=form.narrow)
         add("DequantizeLinear", [low, scale], [back], output_dtype=kind)
         return back
 
     def product(linear: Linear, source: str) -> None:
-        weight = dequantized_weight(add, linear.weight, precision.family, kind)
-        if not (as_input and precision.has_static_scales):
+        weight = dequantized_weight(add, linear.weight, family, kind)
+        if not form.as_input:
             add("MatMul", [source, weight], [linear.output])
             return
         add("MatMul", [source, weight], [f"{linear.output}.unscaled"])
-        after = f"{sites[linear.weight]}.after"
+        after = f"{form.sites[linear.weight]}.after"
         add("Mul", [f"{linear.output}.unscaled", after], [linear.output])
 
-    rewrite_products(made, sites, add, source_of, product, rotate, kind)
-    replace_weights(made, sites, *weight_types(precision.family))
-    if precision.name == "nvfp4":
+    rewrite_products(made, form.sites, add, source_of, product, form.rotate, kind)
+    replace_weights(made, form.sites, *weight_types(family))
+    if name == "nvfp4":
         made.opset_import.add(domain=TRT_DOMAIN, version=1)
     return made
 
@@ -202,31 +253,17 @@ def dequantized_weight(add: Nodes, weight: str, family: str, kind: int) -> str:
     return made
 
 
-def static_scales(
-    precision: Precision, scales: NDArray[np.float32], order: Sequence[str], as_input: bool
-) -> dict[str, np.floating[Any]]:
-    """Return the scale of each site that stands in the graph, of those of the windows [W, S].
+def scale_inputs(
+    model: onnx.ModelProto, add: Nodes, order: Sequence[str], narrow: Callable[[str, str], object]
+) -> None:
+    """Add the input of scales, and for each site what goes before and behind its product.
 
-    Raises:
-        InputError: One is not above 0 in its type; names the site.
+    Args:
+        model: Given the input `scales` [batch, 1, S].
+        add: Given the nodes; `SITE.before` is c / s and `SITE.after` is s / c, in 16 bits.
+        order: All sites, in the order of the scales.
+        narrow: Adds the rounding of the tensor of a name to the type of the rest, under another.
     """
-    values = scales.min(0) if as_input else scales.max(0)
-    if precision.name == "nvfp4":  # the scale of the groups' scales
-        values = values / np.float32(FP4_LARGEST * FP8_LARGEST)
-    # TensorRT wants the scales of both sides to have one type, and int4's have 16 bits.
-    typed = values.astype(np.float16 if precision.name == "int4-int8" else np.float32)
-    found = dict(zip(order, typed, strict=True))
-    for site, value in found.items():
-        if not 0.0 < float(value) < np.inf:
-            raise InputError(
-                f"the activations at {site} have the scale {float(value):.3g}, which "
-                f"{precision.name} cannot hold; leave {precision.name} out"
-            )
-    return found
-
-
-def _scale_inputs(model: onnx.ModelProto, add: Nodes, order: Sequence[str], kind: int) -> None:
-    """Add the input of scales, and for each site what goes before and behind its product."""
     from onnx import TensorProto, helper
 
     shape: list[str | int | None] = [BATCH, 1, len(order)]
@@ -234,10 +271,9 @@ def _scale_inputs(model: onnx.ModelProto, add: Nodes, order: Sequence[str], kind
     own = [f"{site}.row_scale" for site in order]
     add("Split", [SCALES], own, axis=2, num_outputs=len(order))
     for site, row in zip(order, own, strict=True):
-        fixed = f"{site}.scale_wide"
-        for name, pair in (("before", (fixed, row)), ("after", (row, fixed))):
-            add("Div", pair, [f"{site}.{name}_wide"])
-            add("Cast", [f"{site}.{name}_wide"], [f"{site}.{name}"], to=kind)
+        for name, pair in (("before", (f"{site}.scale", row)), ("after", (row, f"{site}.scale"))):
+            add("Div", pair, [f"{site}.{name}_exact"])
+            narrow(f"{site}.{name}_exact", f"{site}.{name}")
 
 
 def _fp4_source(add: Nodes, source: str, scale: str, kind: int) -> str:

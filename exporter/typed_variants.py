@@ -12,25 +12,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
-from numpy.typing import NDArray
 
 from engines.manifest import Graph
 from engines.precision import FULL_PRECISION, Precision
 from exporter.calibrate import Calibration, window_scales
-from exporter.folder import WEIGHTS, Recipe
+from exporter.folder import Recipe
 from exporter.graph import TAILS, with_tail
 from exporter.graph_writer import GraphWriter
-from exporter.quantize import Rounding, check_family, round_to_nearest
+from exporter.quantize import Rounding, round_to_nearest
 from exporter.simulation import rounded_core, simulation_graph
-from exporter.typed import LARGEST, bare, typed_graph
+from exporter.typed import LARGEST, Form, bare, typed_graph
 from exporter.typed_weights import typed_items
-from exporter.variants import Core, check_calibration, check_kept
-from exporter.weights import Stored, read_header, write_family
+from exporter.variants import Core, check_calibration, check_kept, stored_family
+from exporter.weights import Stored
 
 if TYPE_CHECKING:
     import onnx
@@ -45,15 +42,6 @@ _BARE = ("fp16", "bf16", "int8", "fp8")
 def rest_of(precision: Precision) -> str:
     """Return the type of what a precision does not quantize, by safetensors' name."""
     return {"fp32": "F32", "bf16": "BF16"}.get(precision.name, "F16")
-
-
-@dataclass(frozen=True)
-class _Form:
-    """One set of scales of a precision: its graphs' ids begin so."""
-
-    name: str
-    scales: NDArray[np.float32] | None
-    as_input: bool = False
 
 
 def write_typed_variants(
@@ -105,42 +93,47 @@ def write_typed_variants(
             items = typed_items(
                 full.tensors, quantized, family, rest, rounding, rotate and not whole, before
             )
-            file = families.get(family)
-            if file is None:
-                file = folder / WEIGHTS / f"{family}.safetensors"
-                write_family(file, items)
-            stored = read_header(file)
-            check_family(stored, items, str(file))
+            stored = stored_family(family, items, folder, families)
         for precision in members:
-            for form in _forms(precision, calibration, recipe):
+            for name, form in _forms(precision, rest, sites, calibration, recipe).items():
                 core, simulated = cores[rest].graph, rounded[rest]
                 if not whole:
-                    order = calibration.sites
-                    how = (sites, precision, rest, order, form.scales, form.as_input, rotate)
-                    core = typed_graph(core, *how)
-                    simulated = simulation_graph(simulated, *how)
-                _write(writer, form, precision, recipe.windows, stored, core, simulated)
+                    core, simulated = typed_graph(core, form), simulation_graph(simulated, form)
+                _write(writer, name, form, recipe.windows, stored, core, simulated)
     return writer.graphs, writer.family_bytes()
 
 
-def _forms(precision: Precision, calibration: Calibration, recipe: Recipe) -> list[_Form]:
-    """Return the sets of scales that a precision's graphs are written for."""
+def _forms(
+    precision: Precision,
+    rest: str,
+    sites: Mapping[str, str],
+    calibration: Calibration,
+    recipe: Recipe,
+) -> dict[str, Form]:
+    """Return the forms that a precision's graphs are written in, by what their ids begin with."""
     name = precision.name
+    form = Form(
+        precision=precision,
+        rest=rest,
+        sites=sites,
+        order=calibration.sites,
+        rotate=recipe.method.rotated,
+    )
     if name == "nvfp4":
-        largest = window_scales(calibration, 1, recipe.clip, 1.0)
-        return [_Form(name, largest)]
+        return {name: replace(form, scales=window_scales(calibration, 1, recipe.clip, 1.0))}
     if name not in LARGEST:
-        return [_Form(name, None)]
+        return {name: form}
     scales = window_scales(calibration, recipe.windows, recipe.clip, LARGEST[name])
+    one = replace(form, scales=scales)
     if not precision.has_static_scales:
-        return [_Form(name, scales)]
-    return [_Form(name, scales, as_input=True), _Form(f"{name}.all", scales)]
+        return {name: one}
+    return {name: replace(one, as_input=True), f"{name}.all": one}
 
 
 def _write(
     writer: GraphWriter,
-    form: _Form,
-    precision: Precision,
+    stem: str,
+    form: Form,
     windows: int,
     stored: Mapping[str, Stored],
     graph: onnx.ModelProto,
@@ -153,9 +146,9 @@ def _write(
         table = tuple(tuple(float(value) for value in row) for row in form.scales)
     everywhere = tuple(range(windows))
     for tail in TAILS:
-        made = {f"{form.name}.{tail}": with_tail(graph, tail)}
-        if precision.family in _BARE:
-            made[f"{form.name}.bare.{tail}"] = bare(with_tail(graph, tail))
-        made[f"{form.name}.sim.{tail}"] = with_tail(simulated, tail)
+        made = {f"{stem}.{tail}": with_tail(graph, tail)}
+        if form.precision.family in _BARE:
+            made[f"{stem}.bare.{tail}"] = bare(with_tail(graph, tail))
+        made[f"{stem}.sim.{tail}"] = with_tail(simulated, tail)
         for name, each in made.items():
-            writer.write(name, each, stored, precision, everywhere, table)
+            writer.write(name, each, stored, form.precision, everywhere, table)

@@ -28,6 +28,7 @@ from engines.precision import FP4_GROUP, WEIGHT_GROUP
 from exporter.hadamard import block_of_width, hadamard, rotated, rotation_name
 from exporter.quantize import (
     SMALLEST_RANGE,
+    Parts,
     Rounded,
     Rounding,
     global_scale_name,
@@ -169,41 +170,25 @@ def _quantized(name: str, stored: Stored, family: str, round_: _Round, rotate: b
 
     match family:
         case "int8":
-            made = _Parts(lambda: round_(floats(stored), 8, True))
+            made = Parts(lambda: round_(floats(stored), 8, True))
             kinds = [("I8", (inputs, outputs)), ("F32", (outputs,))]
         case "int4":
-            made = _Parts(lambda: _int4(*round_(floats(stored), 4, False), name))
+            made = Parts(lambda: _int4(*round_(floats(stored), 4, False), name))
             kinds = [("U8", packed), ("F16", (inputs // group, outputs))]
         case "int4-int8":
-            made = _Parts(lambda: _int4(*round_(floats(stored), 4, True), name))
+            made = Parts(lambda: _int4(*round_(floats(stored), 4, True), name))
             kinds = [("U8", packed), ("F16", (outputs,))]
         case "fp8":
-            made = _Parts(lambda: quantize_fp8(weight()))
+            made = Parts(lambda: quantize_fp8(weight()))
             kinds = [("F8_E4M3", (inputs, outputs)), ("F32", ())]
         case _:
-            made = _Parts(lambda: quantize_nvfp4(weight()))
+            made = Parts(lambda: quantize_nvfp4(weight()))
             kinds = [("U8", packed), ("F8_E4M3", (inputs // group, outputs)), ("F32", ())]
     names = (quantized_name(name), scale_name(name), global_scale_name(name))
     return [
         Item(each, kind, shape, partial(made, part))
         for part, (each, (kind, shape)) in enumerate(zip(names, kinds, strict=False))
     ]
-
-
-class _Parts:
-    """The tensors of one weight: made once, when the first is written; the small ones are kept."""
-
-    def __init__(self, make: Callable[[], tuple[NDArray[Any], ...]]) -> None:
-        self._make = make
-        self._small: tuple[NDArray[Any], ...] | None = None
-
-    def __call__(self, part: int) -> NDArray[Any]:
-        if part == 0 or self._small is None:
-            large, *small = self._make()
-            self._small = tuple(small)
-            if part == 0:
-                return large
-        return self._small[part - 1]
 
 
 def _int4(

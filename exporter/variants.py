@@ -25,7 +25,7 @@ from exporter.graph_writer import GraphWriter
 from exporter.names import linear_from_key
 from exporter.quantize import Rounding, check_family, quantized_items, round_to_nearest
 from exporter.rewrite import int8_graph, simulated_graph
-from exporter.weights import Stored, read_header, write_family
+from exporter.weights import Item, Stored, read_header, write_family
 
 if TYPE_CHECKING:
     import onnx
@@ -92,8 +92,31 @@ def check_kept(keep: Sequence[int], blocks: int) -> None:
         )
 
 
+def stored_family(
+    family: str, items: Sequence[Item], folder: Path, families: Mapping[str, Path]
+) -> dict[str, Stored]:
+    """Return where a family's tensors lie; its file is written where it is not there already.
+
+    Args:
+        family: Its name.
+        items: What its file must hold.
+        folder: Written into.
+        families: Files in the folder that are there already, by family.
+
+    Raises:
+        InputError: A file that is there does not hold the items.
+    """
+    file = families.get(family)
+    if file is None:
+        file = folder / WEIGHTS / f"{family}.safetensors"
+        write_family(file, items)
+    stored = read_header(file)
+    check_family(stored, items, str(file))
+    return stored
+
+
 def write_variants(
-    core: Core,
+    cores: Mapping[str, Core],
     precisions: Sequence[Precision],
     calibration: Calibration,
     recipe: Recipe,
@@ -106,7 +129,7 @@ def write_variants(
     """Write all graphs and the weights that they need, and return them and the families' bytes.
 
     Args:
-        core: What they are made from.
+        cores: What they are made from, under "F32".
         precisions: Which ones.
         calibration: Ranges of activations, for int8.
         recipe: Windows, clip, and blocks that stay in fp32.
@@ -120,6 +143,7 @@ def write_variants(
         InputError: The recipe keeps a block that is not there, a window was never calibrated, or
             a family's file or the calibration is not of this model and recipe.
     """
+    core = cores["F32"]
     check_kept(recipe.keep, len({block for block, _ in core.sites.values()}))
     check_calibration(calibration, core, recipe)
     rotate = recipe.method.rotated
@@ -133,12 +157,7 @@ def write_variants(
         else:
             bits, before = int(members[0].weight_bits), (made or {}).get(family, {})
             items = quantized_items(core.tensors, sites, bits, family, rounding, rotate, before)
-            file = families.get(family)
-            if file is None:
-                file = folder / WEIGHTS / f"{family}.safetensors"
-                write_family(file, items)
-            stored = read_header(file)
-            check_family(stored, items, str(file))
+            stored = stored_family(family, items, folder, families)
         for precision in members:
             if precision == FULL_PRECISION:
                 writer.both_tails(core.graph, stored, precision, recipe.windows)

@@ -68,7 +68,7 @@ def closing_table(
     verdicts: Sequence[Verdict],
     precisions: Sequence[Precision],
     ascii_: bool = False,
-    unit: str = "",
+    latency_from: str = "",
 ) -> str:
     """Return the table that ends a tune, with its legend and the reasons.
 
@@ -76,7 +76,7 @@ def closing_table(
         verdicts: Of each task and `default`.
         precisions: That their schedules may run.
         ascii_: Draw schedules in letters.
-        unit: Of the latencies: "ms a sequence, WHERE FROM" where they were not measured here.
+        latency_from: Where milliseconds are from, if they were not measured here.
     """
     bits = {precision.name: precision.bits for precision in precisions}
     rows: list[list[object]] = []
@@ -97,9 +97,8 @@ def closing_table(
     header = ["task", "schedule", "windows", "bits", "ms a sequence", "accuracy %", "agreement %"]
     header.append("loss, points")
     lines = [table(header, rows), "", legend(bits, ascii_), ""]
-    _, comma, where = unit.partition(", ")
-    if comma:
-        lines += [f"No engine was timed here: milliseconds are {where}.", ""]
+    if latency_from:
+        lines += [f"No engine was timed here: milliseconds are {latency_from}.", ""]
     lines += [f"{verdict.task}: {verdict.reason}{_budget(verdict)}" for verdict in verdicts]
     return "\n".join(lines)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from engines.distance import DISTANCES
 from engines.errors import InputError
+from engines.targets import target_from_name
 from tuner.gain import PROXIES
 from tuner.sensitivity import INFLUENCES, Influence
 from tuner.space import Value
@@ -118,6 +119,8 @@ class TuneConfig:
     cache_limit_mib: float | None = None
 
     def __post_init__(self) -> None:
+        # One spelling: SMs of one engine may be named in any order.
+        object.__setattr__(self, "target", target_from_name(self.target).name)
         for name in (
             "mean_bits",
             "latency_ms",

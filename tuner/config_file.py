@@ -74,7 +74,7 @@ class Effective:
             before = parts[:-1]
             said = _dumped(_plain(shown(key, each.value)))
             name = _dumped(parts[-1])
-            source = "".join(each_ if each_.isprintable() else "?" for each_ in each.source)
+            source = "".join(letter if letter.isprintable() else "?" for letter in each.source)
             lines.append(f"{'  ' * len(before)}{name}: {said}  # {source}")
         return "\n".join(lines) + "\n"
 

@@ -56,11 +56,7 @@ class Latencies:
     @property
     def says(self) -> str:
         """Where they come from, in a few words."""
-        return (
-            f"{self.source} on {self.device}"
-            if self.source == "measured"
-            else (f"predicted for {self.device}")
-        )
+        return latency_source(self.source, self.device)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of a file."""
@@ -78,6 +74,11 @@ class Latencies:
             "switch_ms": self.switch_ms,
             "how": dict(self.how),
         }
+
+
+def latency_source(source: str, device: str) -> str:
+    """Return where latencies come from, in a few words: one of SOURCES, and whose they are."""
+    return f"{source} {'on' if source == 'measured' else 'for'} {device}"
 
 
 def shape_of(export: Export) -> tuple[int, int, int]:
@@ -185,6 +186,9 @@ def _latencies(top: Document) -> Latencies:
         top["source"].fail(f"must be {' or '.join(SOURCES)}; mend it")
     shape = top["shape"]
     switch, how = top.get("switch_ms"), top.get("how")
+    switch_ms = switch.number() if switch else 0.0
+    if switch and switch_ms < 0.0:
+        switch.fail(f"must be at least 0, got {switch_ms:g}; mend it")
     return Latencies(
         source=source,
         device=top["device"].name(),
@@ -195,7 +199,7 @@ def _latencies(top: Document) -> Latencies:
             shape["answer"].integer(1),
         ),
         passes={name: _interval(each) for name, each in top["passes"].items()},
-        switch_ms=max(switch.number(), 0.0) if switch else 0.0,
+        switch_ms=switch_ms,
         how=how.mapping() if how else {},
     )
 

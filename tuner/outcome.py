@@ -22,7 +22,7 @@ class Outcome:
         bundle: As written, or as found.
         verdicts: On each task and `default`; empty where nothing was judged now.
         precisions: That a schedule of the verdicts may run.
-        unit: Of costs: milliseconds, and where they are from, or bits.
+        latency_from: Where milliseconds are from, if they were not measured here, else "".
         shortfall: What was asked for and not shown, or None; the bundle says it is degraded.
         interrupted: Whether it was stopped and the bundle is the best so far.
         summary: For `--json`.
@@ -31,7 +31,7 @@ class Outcome:
     bundle: Bundle
     verdicts: tuple[Verdict, ...]
     precisions: tuple[Precision, ...]
-    unit: str
+    latency_from: str
     shortfall: str | None
     interrupted: bool
     summary: Mapping[str, Any]

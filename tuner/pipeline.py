@@ -24,7 +24,6 @@ from engines.terminal import Progress
 from exporter.folder import EXPORT
 from tuner.best import best_of, best_trial
 from tuner.config import TuneConfig
-from tuner.contest import Contest
 from tuner.finish import Asked, verdict_from_plain
 from tuner.folder import CONFIG, TRIALS, tune_folder, worker_of, write_json
 from tuner.gate import baseline_said
@@ -80,7 +79,7 @@ def tune(
             bundle=before,
             verdicts=(),
             precisions=bench.shown_precisions,
-            unit=bench.unit,
+            latency_from=bench.latency_from,
             shortfall=shortfall(tune_of(config.output)),
             interrupted=False,
             summary=summary(before, (), {"made": False}),
@@ -94,8 +93,8 @@ def tune(
 
 def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
     config, say = bench.config, bench.say
-    contest, began = Contest(Workshop(bench, work)), time.time()
-    plan = foreseen(contest.shop, None)
+    shop, began = Workshop(bench, work), time.time()
+    plan = foreseen(shop, None)
     check(plan, config.output)
     for note in plan.notes:
         say(note)
@@ -104,7 +103,7 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
     limits = config.child_limit_s, config.child_memory_mib
     with Child(SERVE, given_to(bench, work), *limits) as worker:
         try:
-            results = _search(bench, contest, worker, log, work, identity)
+            results = _search(shop, worker, log, identity)
         except KeyboardInterrupt:
             results = [each for each in log.read() if each.device in ("", bench.device)]
             if not any(result.failed is None for result in results):
@@ -124,7 +123,7 @@ def _tune(bench: Workbench, work: Path, identity: str, force: bool) -> Outcome:
         bundle=read_bundle(config.output, verify=False),
         verdicts=tuple(map(verdict_from_plain, made["verdicts"])),
         precisions=bench.shown_precisions,
-        unit=bench.unit,
+        latency_from=bench.latency_from,
         shortfall=made["short"],
         interrupted=interrupted,
         summary=made["summary"],
@@ -159,11 +158,9 @@ def _finish(
             asked = replace(asked, left_out=tuple(sorted({*asked.left_out, *out})))
 
 
-def _search(
-    bench: Workbench, contest: Contest, worker: Child, log: TrialLog, work: Path, identity: str
-) -> list[TrialResult]:
-    config, began = bench.config, time.monotonic()
-    space = contest.shop.space
+def _search(shop: Workshop, worker: Child, log: TrialLog, identity: str) -> list[TrialResult]:
+    bench, work, began = shop.bench, shop.work, time.monotonic()
+    config, space = bench.config, shop.space
     trials = config.trials or bench.effort.trials
     bench.say(f"searching {size(space)} candidates in {trials} trials for {config.goal}")
     # First of all: a storage that cannot be had is told before anything is built.
@@ -242,7 +239,7 @@ def _ask(
     drift = result.machine.get("drift", 1.0)
     if not 1.0 / _MUCH <= drift <= _MUCH:
         bench.say(
-            f"trial {number + 1}/{trials}: the machine was {drift:.2f} times slower than when the "
+            f"trial {number + 1}/{trials}: the machine took {drift:.2f} times as long as when the "
             f"defaults were timed; latencies are held against full precision in the same rounds"
         )
     within = result.machine.get("drift_within")

@@ -18,6 +18,7 @@ from engines.document import document_from_text, shorten, text_from_file
 from engines.errors import InputError
 from tuner.best import best_of
 from tuner.folder import COMMAND, CONFIG, TRIALS
+from tuner.latencies import latency_source
 from tuner.report_values import Object, entries, mapping, number, numbers, said
 from tuner.search_file import FORMAT, SEARCH
 from tuner.sensitivity_file import Sensitivity
@@ -92,6 +93,7 @@ class Search:
         goal: "latency", "quality", "memory", or "" if not known.
         facts: (name, value) pairs for people.
         unit: Of a trial's cost.
+        latency_from: Where milliseconds are from, if they were not measured here, else "".
         space: The knobs.
         budgets: {task: {budget: bound}}, those that were given.
         floors: {task: points}.
@@ -106,6 +108,7 @@ class Search:
     goal: str = ""
     facts: tuple[tuple[str, str], ...] = ()
     unit: str = ""
+    latency_from: str = ""
     space: tuple[Knob, ...] = ()
     budgets: Mapping[str, Mapping[str, float]]
     floors: Mapping[str, float]
@@ -249,6 +252,12 @@ def _sensitivity(file: Path, notes: list[str]) -> Sensitivity | None:
         return None
 
 
+def _latency_from(found: Object) -> str:
+    """Return where the latencies of a search are from; "" where it has none from elsewhere."""
+    source, device = said(found.get("source"), ""), said(found.get("device"), "")
+    return latency_source(source, device) if source else ""
+
+
 def _search(found: Object, notes: list[str]) -> Search:
     form = found.get("format")
     if found and form != FORMAT:
@@ -260,6 +269,7 @@ def _search(found: Object, notes: list[str]) -> Search:
         goal=said(found.get("goal"), ""),
         facts=tuple(facts),
         unit=said(found.get("unit"), ""),
+        latency_from=_latency_from(mapping(found.get("latencies"))),
         space=tuple(_space(found.get("space"))),
         budgets={task: numbers(each) for task, each in mapping(found.get("budgets")).items()},
         floors=numbers(found.get("floors")),

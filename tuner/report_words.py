@@ -59,8 +59,7 @@ def states(record: Record) -> list[tuple[str, str, str]]:
             f"are other workers', in their own folders, and not shown."
         )
         found.append((NOTE, "Shared", says))
-    _, comma, where = record.search.unit.partition(", ")
-    if comma:
+    if where := record.search.latency_from:
         says = f"No engine was timed where this was tuned: milliseconds are {where}."
         found.append((NOTE, "Latencies from elsewhere", says))
     missed = [

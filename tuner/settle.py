@@ -154,9 +154,10 @@ def time_schedules(
         return None
     if bench.latencies is not None:
         return {
-            label: _given(given_timing(bench.latencies, schedule.windows), schedule, sampler, each)
+            label: _given(
+                given_timing(bench.latencies, schedule.windows), schedule, sampler, passes[label]
+            )
             for label, (schedule, sampler) in schedules.items()
-            for each in (passes[label],)
         }
     engines, shape = contest.shop.engines(candidate), bench.export.shape
     keys = {

@@ -98,9 +98,9 @@ class TrialResult:
             schedule = task["schedule"]
             if not (schedule and all(isinstance(each, str) for each in schedule)):
                 raise TypeError(f"a schedule must be a list of precisions, got {schedule!r}")
-        for value_ in (*result.machine.values(), *result.seconds.values()):
-            if type(value_) not in (int, float):
-                raise TypeError(f"states and seconds must be numbers, got {value_!r}")
+        for state in (*result.machine.values(), *result.seconds.values()):
+            if type(state) not in (int, float):
+                raise TypeError(f"states and seconds must be numbers, got {state!r}")
         numbers = (result.cost, result.loss, result.memory_mib, *result.violations.values())
         for number in (*numbers, *(each for each in (result.low, result.high) if each)):
             if not math.isfinite(number):

@@ -245,7 +245,10 @@ def run(args: argparse.Namespace) -> int:
     else:
         if outcome.verdicts:
             ascii_ = not can_show(sys.stdout, "▁█")
-            emit(closing_table(outcome.verdicts, outcome.precisions, ascii_, outcome.unit) + "\n")
+            emit(
+                closing_table(outcome.verdicts, outcome.precisions, ascii_, outcome.latency_from)
+                + "\n"
+            )
         emit(f"{outcome.bundle.folder}: digest {outcome.bundle.digest}")
     if outcome.interrupted:
         return INTERRUPTED

@@ -118,7 +118,12 @@ class Workbench:
         """The unit of costs, and where milliseconds are from if they were not measured here."""
         if not self.timed:
             return "mean bits"
-        return "ms a sequence" + (f", {self.latencies.says}" if self.latencies else "")
+        return "ms a sequence" + (f", {self.latency_from}" if self.latency_from else "")
+
+    @property
+    def latency_from(self) -> str:
+        """Where milliseconds are from, if they were not measured here, else ""."""
+        return "" if self.latencies is None else self.latencies.says
 
     def sampler(self, name: str) -> SamplerConfig:
         """Return the sampler of a task; of `default` it is the first task's."""

@@ -16,7 +16,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from engines.build import Cache
+from engines.build import BuildLog, Cache
 from engines.errors import InputError
 from engines.precision import FULL_PRECISION
 from tuner.config import Effort, TuneConfig
@@ -25,7 +25,7 @@ from tuner.finish import Asked, finish
 from tuner.gate import check_baseline
 from tuner.search_file import full_precision
 from tuner.space import Candidate
-from tuner.stopwatch import EVALUATE
+from tuner.stopwatch import EVALUATE, Stopwatch
 from tuner.trial import run_trial
 from tuner.trials import TrialResult
 from tuner.workbench import Workbench, prepare
@@ -77,11 +77,13 @@ def serve(given: Mapping[str, Any]) -> Callable[[Any, Callable[[str], None]], An
                 "seconds": dict(shop.watch.spent),
             }
         if request["do"] == "finish":
-            told = replace(bench, say=note)
+            # Its engines and traces stay; what was built and spent in trials is in their results.
+            shop.bench = replace(bench, say=note)
+            shop.built, shop.watch = BuildLog(reused=shop.built.reused), Stopwatch()
             results = [TrialResult.from_json(each) for each in request["results"]]
             asked = Asked(**{**request["asked"], "left_out": tuple(request["asked"]["left_out"])})
             with redirect_stderr(Lines(note)):
-                return finish(Contest(Workshop(told, shop.work)), shop.work, results, asked)
+                return finish(Contest(shop), shop.work, results, asked)
         if request["do"] != "trial":
             raise InputError(f"a worker knows no request {request['do']!r}; report this")
         built = shop.built.built

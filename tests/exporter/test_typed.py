@@ -21,7 +21,7 @@ from exporter.folder import Export, Recipe, read_export
 from exporter.parity import engine_of
 from exporter.quantize import quantized_name
 from exporter.simulation import rounded_core, simulation_graph
-from exporter.typed import LARGEST, bare, static_scales, typed_graph
+from exporter.typed import LARGEST, Form, bare, typed_graph
 from exporter.typed_variants import rest_of
 from exporter.typed_weights import typed_items
 from exporter.weights import Stored, bind, write_family
@@ -92,14 +92,21 @@ def both(
     largest = float(np.abs(x).max())
     windows = np.array([[0.6 * largest], [largest]], np.float32)
     scales = windows / np.float32(LARGEST.get(name, 1.0))
-    how = ({"w": "site"}, precision, rest, ("site",), scales, as_input)
+    form = Form(
+        precision=precision,
+        rest=rest,
+        sites={"w": "site"},
+        order=("site",),
+        scales=scales,
+        as_input=as_input,
+    )
     feed = {"x": x}
     if as_input:
         feed["scales"] = scales[[0, 1, 1]][:, None, :]
     found = []
     for kind, graph in (
-        ("typed", typed_graph(core, *how)),
-        ("sim", simulation_graph(rounded_core(core, rest), *how)),
+        ("typed", typed_graph(core, form)),
+        ("sim", simulation_graph(rounded_core(core, rest), form)),
     ):
         bind(graph, family)
         file = folder / f"{kind}.onnx"
@@ -232,17 +239,40 @@ def test_a_weight_that_no_group_divides_is_refused_by_name(tmp_path: Path) -> No
 
 
 def test_a_scale_that_16_bits_cannot_hold_is_refused_by_its_site() -> None:
+    form = Form(
+        precision=precision_from_name("int4-int8"),
+        rest="F16",
+        sites={},
+        order=("attn",),
+        scales=np.full((1, 1), 1e-9, np.float32),
+    )
     with pytest.raises(InputError, match="activations at attn have the scale 0"):
-        static_scales(
-            precision_from_name("int4-int8"), np.full((1, 1), 1e-9, np.float32), ["attn"], False
+        form.static_scales()
+
+
+@pytest.mark.parametrize("name", ["int4-int8", "int8-w", "nvfp4"])
+def test_scales_are_an_input_of_static_precisions_alone(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} takes no scales as an input"):
+        Form(
+            precision=precision_from_name(name),
+            rest="F16",
+            sites={},
+            order=("attn",),
+            scales=np.ones((1, 1), np.float32),
+            as_input=True,
         )
 
 
 def test_a_bare_graph_takes_its_matrices_as_inputs_and_keeps_vectors() -> None:
     core = one_product(TensorProto.FLOAT16)
-    graph = typed_graph(
-        core, {"w": "site"}, precision_from_name("int8"), "F16", ("site",), np.ones((1, 1), "f4")
+    form = Form(
+        precision=precision_from_name("int8"),
+        rest="F16",
+        sites={"w": "site"},
+        order=("site",),
+        scales=np.ones((1, 1), np.float32),
     )
+    graph = typed_graph(core, form)
     made = bare(graph)
     inputs = {
         each.name: [d.dim_value for d in each.type.tensor_type.shape.dim]

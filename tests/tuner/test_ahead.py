@@ -169,6 +169,7 @@ def test_what_cannot_be_had_is_told_before_anything_is_built(
     ("changes", "says"),
     [
         ({"format": "cadenza-latencies/9"}, "is not 'cadenza-latencies/1'"),
+        ({"switch_ms": -0.5}, "switch_ms: must be at least 0, got -0.5"),
         ({"source": "guessed"}, "must be measured or predicted"),
         ({"shape": {"batch": 2, "prompt": 16, "answer": 24}}, "was measured at a batch of 2"),
         ({"passes": {"fp32": {"ms": 1, "low": 1, "high": 1}}}, "has no latency of fp16"),

@@ -63,3 +63,9 @@ def test_a_verdict_s_json_says_all_that_was_measured() -> None:
     assert found["compared"][0]["latency_ms"] is None
     assert found["compared"][0]["accuracy"] is None
     assert found["quality_shown_to"] == found["loss"][2] == 0.9
+
+
+def test_milliseconds_that_were_not_measured_here_are_told_as_such() -> None:
+    assert "No engine was timed here" not in closing_table([VERDICT], PRECISIONS)
+    text = closing_table([VERDICT], PRECISIONS, latency_from="predicted for NVIDIA L4")
+    assert "No engine was timed here: milliseconds are predicted for NVIDIA L4." in text

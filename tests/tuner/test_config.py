@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from engines.errors import InputError
 from tuner.config import MODES, TuneConfig
 
 CONFIG = TuneConfig(export=Path("EXPORT"), output=Path("BUNDLE"))
@@ -33,6 +34,13 @@ def test_a_value_out_of_range_is_refused_with_its_name(
 ) -> None:
     with pytest.raises(ValueError, match=says):
         replace(CONFIG, **change)  # type: ignore[arg-type]
+
+
+def test_a_target_has_one_spelling() -> None:
+    for target in ("rtx-sm120+sm89", "rtx-sm89+sm120"):
+        assert replace(CONFIG, target=target).target == "rtx-sm89+sm120"
+    with pytest.raises(InputError, match="unknown target"):
+        replace(CONFIG, target="abacus")
 
 
 @pytest.mark.parametrize("budget", ["mean_bits", "latency_ms", "latency_share", "memory_mib"])

@@ -123,6 +123,10 @@ def test_every_colour_of_a_figure_is_one_of_the_style(usual: str) -> None:
             "not shown on test prompts for edit (0.50 [-0.40, 9.40] points)",
         ),
         ({"search": search(unit="mean bits")}, "no latency claim"),
+        (
+            {"search": search(latencies={"source": "predicted", "device": "NVIDIA L4"})},
+            "milliseconds are predicted for NVIDIA L4",
+        ),
         ({"search": search(floors={"edit": math.nan})}, "Not finite"),
     ],
 )
