@@ -136,7 +136,8 @@ def test_what_a_reader_must_know_stands_at_the_top(
     text = Parsed(made(tmp_path, results(6), sensitivity=None, **files)).text
     top = text[: text.index("What ships")]
     assert says in top
-    assert ("Complete" in top) == (says in ("Complete", "no latency claim"))
+    notes = ("no latency claim", "milliseconds are predicted for NVIDIA L4")  # no faults
+    assert ("Complete" in top) == (says in ("Complete", *notes))
 
 
 @pytest.mark.parametrize(
