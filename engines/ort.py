@@ -65,6 +65,7 @@ class OrtBackend:
         precision: Precision,
         scales: NDArray[np.float32] | None,
         options: OrtOptions,
+        light: bool = False,
     ) -> None:
         if serve is None and trace is None:
             raise ValueError("an engine needs a graph for its serve tail, its trace tail, or both")
@@ -76,6 +77,7 @@ class OrtBackend:
             )
         self.precision, self.options = precision, options
         self.built: dict[str, int] = {}
+        self._light = light
         self._graphs = {"serve": serve, "trace": trace}
         self._sessions: dict[str, Any] = {}
         self._scales = None if scales is None else scales.astype(np.float32)[:, None, :]
@@ -91,6 +93,7 @@ class OrtBackend:
         scales: NDArray[np.float32] | None = None,
         options: OrtOptions | None = None,
         read_back: bool = False,
+        light: bool = False,
     ) -> OrtBackend:
         """Return a loaded engine whose first session is ready.
 
@@ -103,13 +106,16 @@ class OrtBackend:
                 input `scales`.
             options: How sessions are made; the defaults of `OrtOptions` if None.
             read_back: Run a profiled smoke pass, fill `built` and check it.
+            light: Compute constants anew in every pass.  Where weights are not stored as they are
+                multiplied that loads quickly and takes a third of the memory, and passes are
+                slower: for an engine that runs a few.
 
         Raises:
             BackendError: A graph cannot be read or is not of this kind, the provider is not there
                 or is not the one that ran, or an int8 engine has no integer GEMM.
             MissingExtra: onnxruntime is not installed.
         """
-        engine = cls(serve, trace, precision, scales, options or OrtOptions())
+        engine = cls(serve, trace, precision, scales, options or OrtOptions(), light)
         engine._session("trace" if serve is None else "serve", read_back)
         return engine
 
@@ -176,7 +182,11 @@ class OrtBackend:
         given = {"use_tf32": "0"} if self.options.provider == "cuda" else {}
         try:
             session = runtime.InferenceSession(
-                os.fspath(path), settings, providers=[(wanted, given)], enable_fallback=False
+                os.fspath(path),
+                settings,
+                providers=[(wanted, given)],
+                enable_fallback=False,
+                disabled_optimizers=["ConstantFolding"] if self._light else None,
             )
         except self._failures as error:
             raise BackendError(

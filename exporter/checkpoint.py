@@ -14,8 +14,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from engines.errors import InputError
 from engines.model import ModelInfo
@@ -164,14 +168,25 @@ def model_info(checkpoint: Checkpoint) -> ModelInfo:
     )
 
 
-def save_checkpoint(model: Denoiser, vocabulary: Sequence[str], out: Path) -> None:
-    """Write a checkpoint in LLaDA's format: float32 weights, config and tokenizer.
+def save_checkpoint(
+    model: Denoiser, vocabulary: Sequence[str], out: Path, kind: str = "F32"
+) -> None:
+    """Write a checkpoint in LLaDA's format: weights, config and tokenizer.
 
     Args:
         model: Its biases are not LLaDA's, so it may have none.
         vocabulary: Tokens in the order of their ids, `<eos>` and `<mask>` among them.
         out: Folder, made if need be.
+        kind: Type of the weights, "F32" or "BF16".
     """
+    import torch
+
+    def stored(name: str) -> NDArray[np.generic]:
+        values = state[name].detach().cpu()
+        if kind == "F32":
+            return values.float().numpy()
+        return values.to(torch.bfloat16).view(torch.int16).numpy()
+
     config = model.config
     if config.qkv_bias or vocabulary[config.mask_id] != MASK:
         raise ValueError(f"LLaDA has no biases, and {config.mask_id=} must be {MASK!r}")
@@ -180,10 +195,7 @@ def save_checkpoint(model: Denoiser, vocabulary: Sequence[str], out: Path) -> No
     keys = keys_from_parameters("llada", dict.fromkeys(shapes, True))
     state = model.state_dict()
     eos_id = list(vocabulary).index(END)
-    items = [
-        Item(keys[name], "F32", shape, state[name].detach().cpu().float().numpy)
-        for name, shape in shapes.items()
-    ]
+    items = [Item(keys[name], kind, shape, partial(stored, name)) for name, shape in shapes.items()]
     (out / WEIGHTS).unlink(missing_ok=True)
     write_family(out / WEIGHTS, items)
     _write_json(

@@ -177,7 +177,7 @@ def check_serve_tail(states: Sequence[Pass], engine: Backend, vocab: int, mask_i
 
 
 def engine_of(made: Export, graph: str, read_back: bool = False) -> OrtBackend:
-    """Return an engine of one graph of an export, on the CPU.
+    """Return an engine of one graph of an export, on the CPU, for a few passes.
 
     Raises:
         BackendError: It cannot be loaded, or is not what was asked for.
@@ -192,6 +192,7 @@ def engine_of(made: Export, graph: str, read_back: bool = False) -> OrtBackend:
         # Correctness, not speed; torch's threads spin already.
         options=OrtOptions(spinning=False, exact=stands_in(graph)),
         read_back=read_back,
+        light=True,
     )
 
 
