@@ -160,8 +160,8 @@ def _weight(plan: str, tensor: Tensor, stored: Mapping[Path, Mapping[str, Range]
     names = ", ".join(file.name for file in stored) or "no file"
     if len(found) != 1:
         raise BundleError(
-            f"{plan} reads the weight {tensor.name!r}, which stands {len(found)} times in {names}; "
-            f"rebuild the bundle"
+            f"{plan} reads the weight {tensor.name!r}, which stands {len(found)} times in "
+            f"{names}; rebuild the bundle"
         )
     file, range_ = found[0]
     if _STORED.get(range_.type) != tensor.type or range_.shape != tensor.shape:

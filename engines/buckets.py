@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engines.backend import Ids, Mask
 from engines.errors import BackendError
@@ -132,8 +133,14 @@ def padded(
     mask = np.pad(mask, ((0, 0), (0, extra)), constant_values=False)
     again = np.repeat(positions[:, :1], bucket.asked - positions.shape[1], axis=1)
     positions = np.concatenate((positions, again), axis=1)
-    place = np.minimum(np.arange(bucket.rows), rows) % rows  # the added rows are the first again
+    place = rows_of(bucket, rows)
     return ids[place], mask[place], positions[place]
+
+
+def rows_of(bucket: Bucket, rows: int) -> NDArray[np.intp]:
+    """Return which row of a pass stands in each row of a bucket: the added ones are the first."""
+    place = np.arange(bucket.rows)
+    return np.where(place < rows, place, 0)
 
 
 def _least(values: tuple[int, ...], wanted: int, what: str) -> int:

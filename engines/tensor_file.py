@@ -70,8 +70,9 @@ def tensors_of(file: Path) -> dict[str, Range]:
         offsets = [each.integer() for each in entry["data_offsets"].entries()]
         if len(offsets) != 2 or len(shape) > _MOST_AXES:
             entry.fail("must have two offsets and eight axes at most; get the file again")
-        if kind in BITS and (offsets[1] - offsets[0]) * 8 != math.prod(shape) * BITS[kind]:
-            entry.fail(f"has {offsets[1] - offsets[0]} bytes for {kind} {list(shape)}; get it again")
+        held = offsets[1] - offsets[0]
+        if kind in BITS and held * 8 != math.prod(shape) * BITS[kind]:
+            entry.fail(f"has {held} bytes for {kind} {list(shape)}; get the file again")
         found[name] = Range(kind, shape, 8 + length + offsets[0], 8 + length + offsets[1])
     at = 8 + length
     for name, each in sorted(found.items(), key=lambda item: (item[1].begin, item[1].end)):
