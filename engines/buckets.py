@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engines.backend import Ids, Mask
 from engines.errors import BackendError
-from engines.manifest import Shape
 
-# Declared values of an axis; each bucket of each engine holds a captured graph.
-MOST_VALUES = 64
+if TYPE_CHECKING:
+    from engines.manifest import Shape
+
+# Declared values of an axis, and buckets in all: each of each engine holds a captured graph.
+MOST_VALUES, MOST_BUCKETS = 64, 1024
 
 # Lengths between a quarter of the longest and the longest, by halves, whole multiples of this.
 _STEP = 8
@@ -59,6 +62,9 @@ class Buckets:
                 raise ValueError(
                     f"{name} must be 1 to {MOST_VALUES} ascending numbers from 1 on, got {values}"
                 )
+        count = len(self.lengths) * len(self.batches) * len(self.asked)
+        if count > MOST_BUCKETS:
+            raise ValueError(f"buckets must be {MOST_BUCKETS} at most, got {count}")
 
     def fit(self, rows: int, length: int, asked: int) -> Bucket:
         """Return the smallest bucket that holds a pass.
@@ -101,11 +107,7 @@ def buckets_of(shape: Shape, answers: Collection[int], longest: int) -> Buckets:
         answers: Tokens of an answer, of every task.
         longest: Tokens of prompt and answer that the model takes.
     """
-    few, most = min(answers), max(answers)
-    least, best, top = (
-        min(prompt + answer, longest)
-        for prompt, answer in zip(shape.prompt, (few, most, most), strict=True)
-    )
+    least, best, top, most = _canvas(shape, answers, longest)
     halves = {-(-top // (_STEP << part)) * _STEP for part in range(1, _HALVES + 1)}
     lengths = {best, top} | {length for length in halves if least <= length <= top}
     return Buckets(
@@ -113,6 +115,29 @@ def buckets_of(shape: Shape, answers: Collection[int], longest: int) -> Buckets:
         batches=tuple(sorted(set(shape.batch))),
         asked=tuple(sorted({most, -(-most // _PARTS)})),
     )
+
+
+def unfit(buckets: Buckets, shape: Shape, answers: Collection[int], longest: int) -> str | None:
+    """Return why buckets do not go with a declared shape, or None.
+
+    Each must lie within the extents that plans are built for, and the largest must hold every
+    request that the shape allows.
+
+    Args:
+        buckets: As declared.
+        shape: Ranges of rows and of prompt tokens.
+        answers: Tokens of an answer, of every task.
+        longest: Tokens of prompt and answer that the model takes.
+    """
+    least, _, top, most = _canvas(shape, answers, longest)
+    for name, values, low, high in (
+        ("lengths", buckets.lengths, least, top),
+        ("batches", buckets.batches, shape.batch[0], shape.batch[2]),
+        ("asked", buckets.asked, 1, most),
+    ):
+        if values[0] < low or values[-1] != high:
+            return f"{name} must lie from {low} to {high} and end there, got {list(values)}"
+    return None
 
 
 def padded(
@@ -141,6 +166,16 @@ def rows_of(bucket: Bucket, rows: int) -> NDArray[np.intp]:
     """Return which row of a pass stands in each row of a bucket: the added ones are the first."""
     place = np.arange(bucket.rows)
     return np.where(place < rows, place, 0)
+
+
+def _canvas(shape: Shape, answers: Collection[int], longest: int) -> tuple[int, int, int, int]:
+    """Return the least, best and longest canvas, and the longest answer."""
+    few, most = min(answers), max(answers)
+    least, best, top = (
+        min(prompt + answer, longest)
+        for prompt, answer in zip(shape.prompt, (few, most, most), strict=True)
+    )
+    return least, best, top, most
 
 
 def _least(values: tuple[int, ...], wanted: int, what: str) -> int:

@@ -188,6 +188,7 @@ def read_back(
         say(f"warning: what {precision} was built in was not read back: {read.why}")
     return {
         "module": plan.version,
+        "system": machine()["system"],
         "executed": "not executed: no GPU was asked",
         "quantized": quantized,
         "audit": [audit.to_json() for audit in made],

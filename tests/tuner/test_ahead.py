@@ -11,7 +11,9 @@ import pytest
 
 from cadenza import main
 from engines.bundle import read_bundle
+from engines.cuda import no_gpu
 from engines.errors import InputError
+from engines.machine import machine
 from engines.manifest import Shape
 from engines.runtime import Runtime
 from exporter.export import export
@@ -103,8 +105,21 @@ def test_a_tune_for_a_gpu_that_is_not_here_ends_with_plans_and_what_stands_in(
     out = capsys.readouterr().out
     assert "whole, for sm89, by version 1.7" in out
     assert "not run" in out
-    assert main(["verify", str(measured.bundle), "--target", "rtx-sm89"]) == 0
-    assert "no answer was made on rtx-sm89" in capsys.readouterr().out
+    if no_gpu() is None:
+        return
+    # What can be told is told, and that nothing ran is no success.
+    assert main(["verify", str(measured.bundle), "--target", "rtx-sm89"]) == 1
+    said = capsys.readouterr()
+    assert "no answer was made on rtx-sm89" in said.out
+    assert "target rtx-sm89 cannot run here" in said.err
+    assert "Traceback" not in said.err
+    argv = ["run", str(measured.bundle), "--target", "rtx-sm89", "edit:ab,abc"]
+    assert main(argv) == 1
+    assert "--target cpu" in capsys.readouterr().err
+    assert Runtime.load(measured.bundle).target == "cpu"
+    assert manifest.buckets is not None
+    assert manifest.buckets.lengths[-1] == 64
+    assert {engine.built["system"] for engine in plans.values()} == {machine()["system"]}
 
 
 def test_what_was_measured_elsewhere_is_told_as_such(measured: Said) -> None:
