@@ -226,14 +226,14 @@ class PlanBackend:
             for tail, plan in plans.items()
             if plan is not None
         }
-        engine = cls(parts, precision, scales, buckets, pad_id)
+        loaded = cls(parts, precision, scales, buckets, pad_id)
         try:
             audits = _audits(device, next(iter(parts.values())).engine, precision.name)
         except InputError as error:  # a best effort: what runs does not hang on it
             _LOG.warning("cadenza: what was built was not read back: %s", error)
             audits = []
-        engine.built = {name: n for audit in audits for name, n in audit.products.items()}
-        return engine
+        loaded.built = {name: n for audit in audits for name, n in audit.products.items()}
+        return loaded
 
     def serve(self, ids: Ids, mask: Mask, positions: Ids, progress: Floats) -> Served:
         tokens, probability, entropy = self._outputs("serve", ids, mask, positions, progress)
