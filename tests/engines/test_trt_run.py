@@ -69,14 +69,11 @@ IN_TENSORRT = {
     "TensorIOMode",
     "USER_MANAGED",
     "__version__",
-    "cache",
-    "context",
     "create_engine_inspector",
     "create_execution_context",
     "create_runtime_config",
     "deserialize_cuda_engine",
     "device_memory_size_v2",
-    "engine",
     "engine_host_code_allowed",
     "execute_async_v3",
     "get_engine_information",
@@ -86,12 +83,10 @@ IN_TENSORRT = {
     "get_tensor_shape",
     "infer_shapes",
     "num_io_tensors",
-    "runtime",
     "set_device_memory",
     "set_execution_context_allocation_strategy",
     "set_input_shape",
     "set_tensor_address",
-    "trt",
 }
 
 
@@ -114,7 +109,7 @@ def used(*files: str, roots: set[str]) -> Iterator[tuple[str, ast.Call | None]]:
             name = dotted(node)
             while name.startswith(("self.", "device.", "slot.")):
                 name = name.partition(".")[2].lstrip("_")
-            if isinstance(node, ast.Attribute) and name.partition(".")[0] in roots:
+            if isinstance(node, ast.Attribute) and "." in name and name.split(".")[0] in roots:
                 yield name, calls.get(id(node))
 
 
