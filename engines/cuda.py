@@ -78,6 +78,14 @@ def no_gpu(ordinal: int = 0) -> str | None:
     return None
 
 
+def sm_here() -> int | None:
+    """Return the compute capability of this machine's GPU times ten; None where there is none."""
+    try:
+        return gpu_here().sm
+    except (BackendError, MissingExtra):
+        return None
+
+
 class Cuda:
     """One GPU: its stream, and the memory taken from it, given back by `close`.
 

@@ -32,7 +32,7 @@ class Here:
 def misfit(
     engine: str,
     target: Target,
-    plan: Plan | None,
+    plan: Plan,
     built: Mapping[str, object],
     here: Here,
     bundle: str,
@@ -42,23 +42,20 @@ def misfit(
     Args:
         engine: Its name, for the message.
         target: What it was built for.
-        plan: Its header; None for TensorRT's own plans, whose header nobody has read.
-        built: What the manifest records of its build; keys `module`, `system` and `sm` are used.
+        plan: What its header says.
+        built: What the manifest records of its build: `system`, and for TensorRT's own plans,
+            whose header does not say it, `sm`; what is not recorded is not compared.
         here: What would run it.
         bundle: Its folder, for the command.
     """
-    version, system = str(built.get("module", "")), built.get("system")
-    sms: tuple[int, ...] = target.sms
-    if plan is not None:
-        version = ".".join(map(str, plan.version))
-        sms = tuple(sm for sm in target.sms if sm in plan.sms)
-    elif isinstance(recorded := built.get("sm"), int):
+    version, system = ".".join(map(str, plan.version)), built.get("system")
+    sms = tuple(sm for sm in target.sms if sm in plan.sms)
+    recorded = built.get("sm")
+    if not target.sms and isinstance(recorded, int):
         sms = (recorded,)
     elsewhere = bool(sms or target.sms) and here.sm not in sms
     if not (
-        elsewhere
-        or (version and version != here.version)
-        or (isinstance(system, str) and system != here.system)
+        elsewhere or version != here.version or (isinstance(system, str) and system != here.system)
     ):
         return None
     name = _target_here(target, here) if elsewhere else target.name
@@ -78,4 +75,4 @@ def _target_here(target: Target, here: Here) -> str:
 
 def _side(sms: tuple[int, ...], version: str, system: str) -> str:
     named = "+".join(f"sm{sm}" for sm in sms) or "an SM not recorded"
-    return f"{named}, TensorRT {version or 'of a version not recorded'}, {system}"
+    return f"{named}, TensorRT {version}, {system}"

@@ -16,9 +16,9 @@ from engines.errors import BackendError, BundleError, InputError, MissingExtra
 from engines.files import digest_file
 from engines.machine import machine
 from engines.manifest import Engine
-from engines.plan import Plan, plan_from_file
+from engines.plan import plan_from_file
 from engines.plan_fit import Here, misfit
-from engines.targets import Target, target_from_name
+from engines.targets import target_from_name
 from engines.trt import module_version
 from engines.trt_run import Device, PlanBackend
 
@@ -66,7 +66,7 @@ def check_fit(bundle: Bundle, target: str) -> None:
     """
     wanted = target_from_name(target)
     try:
-        version, gpu = module_version(wanted), gpu_here()
+        gpu, version = gpu_here(), module_version(wanted)  # the quicker one first
     except MissingExtra as error:
         raise MissingExtra(f"target {target} cannot run here: {error}") from error
     except BackendError as error:
@@ -96,9 +96,11 @@ def check_engine(bundle: Bundle, name: str, engine: Engine, here: Here) -> None:
     file, wanted = bundle.path(engine.file), target_from_name(engine.target)
     if digest_file(file).sha256 != engine.sha256:
         raise BundleError(f"engine {name!r}: {engine.file} was changed; get the bundle again")
-    why = misfit(
-        name, wanted, _header(bundle, name, engine, wanted), engine.built, here, str(bundle.folder)
-    )
+    try:
+        plan = plan_from_file(file)
+    except InputError as error:
+        raise BundleError(f"engine {name!r}: {error}") from error
+    why = misfit(name, wanted, plan, engine.built, here, str(bundle.folder))
     if why is not None:
         raise BackendError(why)
 
@@ -132,13 +134,3 @@ def buckets_in(bundle: Bundle) -> Buckets:
         return manifest.buckets
     answers = [task.sampler.gen_length for task in manifest.tasks.values()]
     return buckets_of(manifest.shape, answers, manifest.model.max_length)
-
-
-def _header(bundle: Bundle, name: str, engine: Engine, target: Target) -> Plan | None:
-    """Return what a plan's header says; None for TensorRT's, whose header nobody has read."""
-    if target.module != "tensorrt-rtx":
-        return None
-    try:
-        return plan_from_file(bundle.path(engine.file))
-    except InputError as error:
-        raise BundleError(f"engine {name!r}: {error}") from error

@@ -94,7 +94,8 @@ class Device:
         """Return device memory by what it is for.
 
         `graphs` is what became less free while contexts were made, passes captured, and kernels
-        loaded; `activations` counts the inputs and outputs of a pass too.
+        loaded; `activations` counts the inputs and outputs of a pass too, and `weights` what
+        became less free while plans were loaded, which is their constants.
         """
         buffers = sum(host.bytes.size for host, _ in self._buffers.values())
         return {

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
-from engines.plan import Plan
+from engines.plan import Plan, plan_from_bytes
 from engines.plan_fit import Here, misfit
 from engines.targets import Target, target_from_name
 
 HERE = Here(version="1.7.1.116", sm=89, system="Linux x86_64")
 PLAN = Plan(100, (1, 7, 1, 116), (89,), 0, (), "")
-BUILT = {"module": "1.7.1.116", "system": "Linux x86_64"}
+BUILT = {"system": "Linux x86_64"}
 RTX = target_from_name("rtx-sm89")
 
 
 def told(
     target: Target = RTX,
-    plan: Plan | None = PLAN,
+    plan: Plan = PLAN,
     here: Here = HERE,
     **built: object,
 ) -> str | None:
@@ -50,20 +51,20 @@ def test_whatever_differs_is_told_with_both_sides(
     said = told(plan=plan, here=here, **built)
     assert said is not None
     assert said.endswith(f"run: cadenza rebuild DIR/BUNDLE --target {target}")
-    import re
-
     assert re.search(says, said), said
 
 
-def test_of_tensorrt_s_own_plans_the_manifest_is_believed() -> None:
+def test_of_tensorrt_s_own_plans_the_manifest_knows_the_sm() -> None:
     trt = target_from_name("trt")
+    plan = plan_from_bytes(b"ftrt" + bytes(20) + bytes((11, 4, 0, 106)) + bytes(100))
     here = Here(version="11.4.0.106", sm=90, system="Linux x86_64")
-    assert told(trt, None, here, module="11.4.0.106") is None
-    assert told(trt, None, here, module="11.4.0.106", sm=90) is None
-    said = told(trt, None, here, module="11.4.0.106", sm=80)
+    assert told(trt, plan, here) is None
+    assert told(trt, plan, here, sm=90) is None
+    said = told(trt, plan, here, sm=80)
     assert said is not None
+    assert "sm80" in said
     assert said.endswith("--target trt")
-    said = told(trt, None, here, module="11.1.0.106")
+    said = told(trt, plan, replace(here, version="11.1.0.106"))
     assert said is not None
-    assert "11.1.0.106" in said
-    assert "11.4.0.106" in said
+    assert "TensorRT 11.4.0.106" in said
+    assert "TensorRT 11.1.0.106" in said
