@@ -131,6 +131,35 @@ class _Context:
         return True
 
 
+class _Cache:
+    kept = b"kernels"
+
+    def __init__(self) -> None:
+        self.taken: list[bytes] = []
+
+    def serialize(self) -> bytes:
+        return self.kept
+
+    def deserialize(self, data: bytes) -> bool:
+        self.taken.append(data)
+        return True
+
+
+class _Config:
+    cuda_graph_strategy = dynamic_shapes_kernel_specialization_strategy = ""
+    cache: _Cache | None = None
+
+    def set_execution_context_allocation_strategy(self, strategy: Any) -> None:
+        assert strategy == "USER_MANAGED"
+
+    def create_runtime_cache(self) -> _Cache:
+        return _Cache()
+
+    def set_runtime_cache(self, cache: _Cache) -> bool:
+        self.cache = cache
+        return True
+
+
 class _Engine:
     device_memory_size_v2 = 4096
 
@@ -145,6 +174,7 @@ class _Engine:
             for each in side
         }
         self.num_io_tensors = len(self.tensors)
+        self.configs: list[_Config] = []
 
     def get_tensor_name(self, index: int) -> str:
         return list(self.tensors)[index]
@@ -159,9 +189,10 @@ class _Engine:
         return self.tensors[name][2]
 
     def create_runtime_config(self) -> Any:
-        return SimpleNamespace(set_execution_context_allocation_strategy=lambda strategy: None)
+        return _Config()
 
-    def create_execution_context(self, config: Any) -> _Context:
+    def create_execution_context(self, config: _Config) -> _Context:
+        self.configs.append(config)
         return _Context(self.cuda, self.session)
 
     def create_engine_inspector(self) -> Any:
@@ -184,12 +215,16 @@ def null_module(cuda: NullCuda) -> ModuleType:
             return _Engine(cuda, plan)
 
     module = ModuleType("null")
-    strategy = SimpleNamespace(USER_MANAGED=2)
+    strategy = SimpleNamespace(USER_MANAGED="USER_MANAGED")
+    graphs = SimpleNamespace(WHOLE_GRAPH_CAPTURE="WHOLE_GRAPH_CAPTURE")
+    kernels = SimpleNamespace(EAGER="EAGER")
     module.__dict__.update(
         __version__="11.4.0.106",
         ILogger=ILogger,
         Runtime=Runtime,
         ExecutionContextAllocationStrategy=strategy,
+        CudaGraphStrategy=graphs,
+        DynamicShapesKernelSpecializationStrategy=kernels,
         TensorIOMode=SimpleNamespace(INPUT="INPUT"),
         LayerInformationFormat=SimpleNamespace(JSON=1),
     )

@@ -32,8 +32,8 @@ PASSES = list(product((1, 3, 4), (5, 8, 24), (1, 3, 12)))
 SCALES = np.linspace(0.5, 1.5, 6, dtype=np.float32).reshape(3, 2)
 
 
-def device_of(cuda: NullCuda) -> Device:
-    return Device(target_from_name("trt"), cuda, null_module(cuda))  # type: ignore[arg-type]
+def device_of(cuda: NullCuda, target: str = "trt") -> Device:
+    return Device(target_from_name(target), cuda, null_module(cuda))  # type: ignore[arg-type]
 
 
 def a_pass(rows: int, length: int, asked: int, seed: int) -> tuple[Any, Any, Any, Any]:
@@ -164,3 +164,29 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
             engine.serve(*a_pass(5, 8, 3, 0))
         with pytest.raises(BackendError, match="without its trace plan"):
             engine.logits(*a_pass(1, 8, 3, 0))
+
+
+def test_tensorrt_rtx_captures_itself_and_its_kernels_are_kept_outside(tmp_path: Path) -> None:
+    serve = tiny_graph(tmp_path / "s.onnx", "serve", Weights.random())
+    trace = tiny_graph(tmp_path / "t.onnx", "trace", Weights.random())
+    stand_in = OrtBackend.load(serve, trace, EXECUTED["fp32"])
+    folder = tmp_path / "kernels"
+    taken: list[list[bytes]] = []
+    for _ in range(2):
+        cuda = NullCuda()
+        with device_of(cuda, "rtx-sm89") as device:
+            engine = loaded(device, serve, trace, runtime_cache=folder)
+            engine.warm_up()
+            agree(engine, stand_in)
+            assert cuda.captures == cuda.launched == 0
+            configs = [each for part in engine._parts.values() for each in part.engine.configs]
+            assert len(configs) == 2 * len(BUCKETS.every()), "a context a bucket"
+            assert {each.cuda_graph_strategy for each in configs} == {"WHOLE_GRAPH_CAPTURE"}
+            assert {each.dynamic_shapes_kernel_specialization_strategy for each in configs} == {
+                "EAGER"
+            }
+            (cache,) = {id(each.cache): each.cache for each in configs}.values()
+            taken.append(cache.taken)
+            engine.close()
+    assert taken == [[], [b"kernels"]], "one cache for all, read when it is there"
+    assert len(list(folder.iterdir())) == 1
