@@ -54,6 +54,7 @@ class _Bench:
         cache: Where pieces are kept.
         run: What no other command and no finished run of this one has.
         counts: Pieces measured now, and pieces kept by an interrupted run.
+        known: Keys of both: tasks may have a piece in common.
         notes: Warnings; grows.
     """
 
@@ -66,13 +67,16 @@ class _Bench:
     cache: Cache
     run: str
     counts: dict[str, int] = field(default_factory=lambda: {"measured": 0, "resumed": 0})
+    known: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
     def kept(self, what: Json, make: Callable[[], Json]) -> Json:
         """Return a piece of this run, made unless an interrupted one has made it."""
         key = digest_json([self.run, what])
         found: Json | None = self.cache.get(_PIECE, key)
-        self.counts["measured" if found is None else "resumed"] += 1
+        if key not in self.known:
+            self.known.add(key)
+            self.counts["measured" if found is None else "resumed"] += 1
         if found is None:
             found = make()
             self.cache.put(_PIECE, key, found)

@@ -263,7 +263,7 @@ def _bundle_tables(found: Json, ascii_: bool) -> str:
         )
         parts.append("\n".join(_against(row) for row in tasks[first]["batches"]))
     if small:
-        needed = ", ".join(f"{name} {count}" for name, count in small.items())
+        needed = ", ".join(f"{name} {count}" for name, count in sorted(small.items()))
         parts.append(
             f"- too few generations to tell ({needed} are needed); raise --seconds or --repeats"
         )

@@ -70,6 +70,9 @@ def test_every_task_has_every_batch_and_every_uniform_schedule_beside_what_ships
     capsys: Out, bundle: Path
 ) -> None:
     found = bench(capsys, bundle, *FEW)
+    # At each of three batches: two tasks' speed, and the memory of four schedules, two of them
+    # of both tasks.
+    assert (found["measured"], found["resumed"]) == (3 * (2 + 4), 0)
     assert (found["format"], found["kind"], found["target"]) == (
         ("cadenza-bench/1", "bundle", "cpu")
     )
