@@ -65,8 +65,8 @@ def footprint(
 
 def engines_of(
     bundle: Bundle, target: str, threads: int, names: Sequence[str]
-) -> tuple[dict[str, Backend], Mapping[str, int] | None]:
-    """Return loaded engines by their precisions, and what they take of a GPU's memory.
+) -> tuple[dict[str, Backend], Callable[[], Mapping[str, int]] | None]:
+    """Return loaded engines by their precisions, and who tells what they take of a GPU's memory.
 
     Of TensorRT a runtime is loaded whole, for plans share what is on the GPU; then names that no
     schedule uses are left out.
@@ -77,7 +77,7 @@ def engines_of(
     if target_from_name(target).ahead:
         runtime = Runtime.load(bundle.folder, target)
         device = getattr(runtime, "device", None)
-        taken = None if device is None else device.memory_bytes()
+        taken = None if device is None else device.memory_bytes
         return {name: each for name, each in runtime.engines.items() if name in names}, taken
     serving = bundle.manifest.serving(target)
     return {name: load_engine(bundle, serving[name], threads) for name in names}, None
@@ -101,7 +101,7 @@ def serve(given: object) -> Callable[[Any, Callable[[str], None]], Any]:
         peak = peak_resident_bytes()
         return {
             "peak_mib": None if peak is None else peak / 2**20,
-            "device_bytes": None if taken is None else dict(taken),
+            "device_bytes": None if taken is None else dict(taken()),
         }
 
     return handle

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from engines.terminal import (
     emit,
     emit_json,
     legend,
+    plain,
     run_command,
     strip,
     table,
@@ -137,7 +139,6 @@ def _bench(args: argparse.Namespace) -> int:
         raise
     if args.output is not None:
         try:
-            args.output.parent.mkdir(parents=True, exist_ok=True)
             write_json(args.output, found)
         except OSError as error:
             raise InputError(
@@ -205,9 +206,16 @@ def _check_output(file: Path, force: bool) -> None:
     Raises:
         InputError: It may not.
     """
-    if not file.exists() and not file.is_symlink():
-        if file.parent.exists() and not os.access(file.parent, os.W_OK | os.X_OK):
-            raise InputError(f"cannot write into {str(file.parent)!r}; choose another --output")
+    if not os.path.lexists(file):  # of a name that is too long too
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(prefix=f".{file.name[:100]}.", dir=file.parent):
+                file.exists()  # a name that is too long fails here
+        except (OSError, ValueError) as error:
+            says = getattr(error, "strerror", None) or error
+            raise InputError(
+                f"cannot write {str(file)!r}: {says}; choose another --output"
+            ) from error
         return
     if not file.is_file():
         raise InputError(f"{str(file)!r} is not a file; choose another --output")
@@ -232,11 +240,11 @@ def _bundle_tables(found: Json, ascii_: bool) -> str:
     """Return what a bundle does for people: a table for each kind of task."""
     tasks: Mapping[str, Json] = found["tasks"]
     parts = [
-        f"{found['path']} on {found['target']}, {found['device']}; "
+        f"{plain(found['path'])} on {found['target']}, {plain(found['device'])}; "
         + (
             f"prompts of {found['prompt']} tokens"
             if found["input"] is None
-            else f"prompts of {found['input']}"
+            else f"prompts of {plain(found['input'])}"
         )
     ]
     small: dict[str, int] = {}
@@ -325,7 +333,7 @@ def _export_table(found: Json) -> str:
     ]
     return "\n".join(
         (
-            f"a pass on {found['target']}, {found['device']}: a batch of {shape['batch']}, "
+            f"a pass on {found['target']}, {plain(found['device'])}: a batch of {shape['batch']}, "
             f"prompts of {shape['prompt']} and answers of {shape['answer']} tokens",
             table(("precision", "weights", "ms", "95 %", "n"), rows),
             f"a change of engine takes {found['switch_ms']:.4g} ms"

@@ -299,6 +299,24 @@ def test_an_output_is_replaced_only_by_force_and_only_if_it_is_ours(
     assert list(file.parent.iterdir()) == [file]
 
 
+def test_an_output_that_cannot_be_written_is_found_before_anything_runs(
+    capsys: Out, bundle: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    for wrong in (tmp_path / "file" / "x.json", tmp_path / ("x" * 300), tmp_path):
+        code, out, err = command(capsys, bundle, *FEW, "--output", wrong)
+        assert (code, out) == (2, "")
+        assert "choose another --output" in err and "bench: 0" not in err and "/3 in" not in err
+
+
+def test_folders_of_any_name_are_taken(capsys: Out, tmp_path: Path) -> None:
+    odd = tmp_path / "-模型 é 🚀 $HOME\n'\""
+    write_tiny_bundle(odd, tmp_path / "scratch")
+    code, out, err = command(capsys, *FEW, "--batch", "1", "--task", "edit", "--", odd)
+    assert code == 0, err
+    assert "模型 é" in out and len(out.splitlines()[0]) > 20
+
+
 def test_an_export_gives_a_latency_of_each_executed_precision(
     capsys: Out, exported: Export
 ) -> None:
