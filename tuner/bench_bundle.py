@@ -18,19 +18,18 @@ from typing import Any
 from engines.backend import Backend
 from engines.build import Cache, digest_json
 from engines.bundle import Bundle, read_bundle
-from engines.document import document_from_text, text_from_file
 from engines.errors import InputError
 from engines.footprint import engines_of, footprint
 from engines.machine import busy, machine, state
-from engines.manifest import TOKENIZER, BundleTask
+from engines.manifest import BundleTask
 from engines.noise import told_apart
 from engines.precision import FULL_PRECISION
 from engines.schedule import THRESHOLD, SamplerConfig, Schedule
 from engines.targets import target_from_name
 from engines.terminal import Progress
-from engines.text import tokenizer_from_file
 from engines.throughput import Prompts, Throughput, canned_prompts, measure_throughput
 from tuner.bench_config import BenchConfig
+from tuner.bench_prompts import given_prompts
 
 FORMAT = "cadenza-bench/1"
 SHIPS = "ships"
@@ -99,6 +98,13 @@ class _Bench:
 def bench_bundle(config: BenchConfig, cache: Cache, say: Callable[[str], None]) -> Json:
     """Return what a bundle does at each batch, as `--json` prints it.
 
+    Under `tasks`, NAME, `batches` stands for each batch: `tokens` of a round, `rounds`, and
+    `lanes`, the schedules, each with `tokens_per_s` {median, low, high}, `latency_ms` {p50, p95,
+    p99: {value, low, high, n, needed}} (null where n < needed), `passes`, `mean_bits`, `peak_mib`,
+    `device_bytes`, and `ships_over_this` {median, low, high}, a ratio of tokens a second paired
+    by round; then `best_uniform`, the label of the fastest uniform one, whatever its quality, and
+    `ships_over_best_uniform`.
+
     Raises:
         InputError: A task, a batch, a prompt or a target is at fault, or the bundle is damaged.
         BackendError: An engine cannot be loaded or failed.
@@ -106,10 +112,10 @@ def bench_bundle(config: BenchConfig, cache: Cache, say: Callable[[str], None]) 
     bundle = read_bundle(config.path)
     manifest = bundle.manifest
     target = _target(bundle, config.target)
-    tasks = _tasks(bundle, config.tasks)
+    tasks = _tasks(bundle, target, config.tasks)
     rows = config.rows(manifest.shape)
     length = config.shape(manifest.shape).prompt[1]
-    prompts = None if config.input is None else _given_prompts(config.input, bundle, tasks)
+    prompts = None if config.input is None else given_prompts(config.input, bundle, tasks)
     if prompts is None:
         _check_length(bundle, tasks, length)
     warning = busy(state())
@@ -118,7 +124,8 @@ def bench_bundle(config: BenchConfig, cache: Cache, say: Callable[[str], None]) 
     device = machine(gpu=target != "cpu")
     command = digest_json([bundle.digest, _plain(config, prompts), target, rows, device])
     number = cache.get(_RUN, command) or 0
-    engines, _ = engines_of(bundle, target, config.threads, list(manifest.serving(target)))
+    executed = [n for n in manifest.serving(target) if not manifest.precisions[n].simulated]
+    engines, _ = engines_of(bundle, target, config.threads, executed)
     bench = _Bench(
         bundle=bundle,
         target=target,
@@ -314,11 +321,23 @@ def _target(bundle: Bundle, asked: str | None) -> str:
     return name
 
 
-def _tasks(bundle: Bundle, names: Sequence[str]) -> dict[str, BundleTask]:
+def _tasks(bundle: Bundle, target: str, names: Sequence[str]) -> dict[str, BundleTask]:
+    """Return the tasks to measure.
+
+    Raises:
+        InputError: One is unknown, or its schedule has no latency: a precision is only rounded.
+    """
     tasks = bundle.manifest.tasks
-    for name in names:
+    for name in names or tasks:
         if name not in tasks:
             raise InputError(f"unknown task {name!r}; this bundle has {', '.join(tasks)}")
+        for each in tasks[name].targets[target].schedule.precisions:
+            if bundle.manifest.precisions[each].simulated:
+                raise InputError(
+                    f"task {name!r} runs {each}, which is simulated: it rounds, but computes in "
+                    f"floating point, so its speed says nothing; bench other tasks with --task, "
+                    f"or tune with executed precisions"
+                )
     return {name: tasks[name] for name in dict.fromkeys(names or tasks)}
 
 
@@ -331,47 +350,6 @@ def _check_length(bundle: Bundle, tasks: Mapping[str, BundleTask], length: int) 
                 f"tokens are more than the model's {longest}; give --shape prompt=MIN:OPT:MAX "
                 f"with a smaller OPT"
             )
-
-
-def _given_prompts(
-    file: Path, bundle: Bundle, tasks: Mapping[str, BundleTask]
-) -> dict[str, Prompts]:
-    """Return the prompts of a file by task; a line without a task is for every one.
-
-    Raises:
-        InputError: A line is damaged, names no task of the bundle, does not fit it, or a task has
-            none.
-    """
-    manifest = bundle.manifest
-    tokenizer = tokenizer_from_file(bundle.path(TOKENIZER), manifest.model)
-    found: dict[str, list[tuple[int, ...]]] = {name: [] for name in tasks}
-    text = text_from_file(file, str(file), "a file of prompts, a JSON object a line")
-    for number, content in enumerate(text.split("\n"), start=1):
-        if not content.strip():
-            continue
-        line = document_from_text(content, f"{file}, line {number}")
-        own = line.get("task")
-        if own is not None and own.text() not in manifest.tasks:
-            own.fail(f"{own.text()!r} is no task; this bundle has {', '.join(manifest.tasks)}")
-        try:
-            ids = tokenizer.encode(line["prompt"].text())
-        except InputError as error:
-            raise InputError(f"{file}, line {number}: {error}") from error
-        for name in tasks if own is None else {own.text()} & set(tasks):
-            longest = manifest.model.max_length - tasks[name].sampler.gen_length
-            longest = min(manifest.shape.prompt[2], longest)
-            if len(ids) > longest:
-                line["prompt"].fail(
-                    f"has {len(ids)} tokens, task {name!r} takes {longest} at most; shorten it"
-                )
-            found[name].append(ids)
-    empty = [name for name, each in found.items() if not each]
-    if empty:
-        raise InputError(
-            f"{str(file)!r} has no prompt for {', '.join(empty)}; leave a line's task out to use "
-            f"it for every task, or name tasks with --task"
-        )
-    return dict(found)
 
 
 def _plain(config: BenchConfig, prompts: Mapping[str, Prompts] | None) -> Json:

@@ -228,6 +228,18 @@ def test_speed_of_engines_that_stand_in_is_told_as_such(capsys: Out, own_bundle:
     assert any("only stand in for rtx-sm89" in note for note in found["warnings"])
 
 
+def test_a_simulated_precision_has_no_speed(capsys: Out, own_bundle: Path) -> None:
+    edited(own_bundle, put(True, "precisions", 1, "simulated"))
+    code, out, err = command(capsys, own_bundle, *FEW)
+    assert (code, out) == (2, "")
+    assert "task 'default' runs int8, which is simulated" in err
+    edited(own_bundle, put(["fp32"] * 3, *CPU, "schedule"))
+    found = bench(capsys, own_bundle, *FEW, "--task", "edit", "--batch", "1")
+    (row,) = found["tasks"]["edit"]["batches"]
+    assert [lane["label"] for lane in row["lanes"]] == ["ships"]
+    assert row["best_uniform"] == row["full_precision"] == "ships"
+
+
 def test_threshold_without_prompts_of_your_own_is_doubted(capsys: Out, own_bundle: Path) -> None:
     sampler = {"gen_length": 12, "steps": 12, "rule": "threshold", "threshold": 0.3}
     edited(own_bundle, put({**sampler, "block_length": 6}, "tasks", "edit", "sampler"))
