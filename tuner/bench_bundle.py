@@ -23,10 +23,12 @@ from engines.footprint import engines_of, footprint
 from engines.machine import busy, machine, state
 from engines.manifest import BundleTask
 from engines.noise import told_apart
+from engines.options import session_options
+from engines.ort import environment
 from engines.precision import FULL_PRECISION
 from engines.schedule import THRESHOLD, SamplerConfig, Schedule
 from engines.targets import target_from_name
-from engines.terminal import Progress
+from engines.terminal import Progress, plain
 from engines.throughput import Prompts, Throughput, canned_prompts, measure_throughput
 from tuner.bench_config import BenchConfig
 from tuner.bench_prompts import given_prompts
@@ -121,7 +123,7 @@ def bench_bundle(config: BenchConfig, cache: Cache, say: Callable[[str], None]) 
     warning = busy(state())
     if warning is not None:
         say(f"warning: {warning}")
-    device = machine(gpu=target != "cpu")
+    device = _environment(target)
     command = digest_json([bundle.digest, _plain(config, prompts), target, rows, device])
     number = cache.get(_RUN, command) or 0
     executed = [n for n in manifest.serving(target) if not manifest.precisions[n].simulated]
@@ -174,7 +176,7 @@ def _doubts(bench: _Bench, tasks: Mapping[str, BundleTask]) -> list[str]:
             "for those of your own"
         )
     tuned = [task.targets[bench.target].measured for task in tasks.values()]
-    others = {str(each["stands_in_for"]): None for each in tuned if "stands_in_for" in each}
+    others = {plain(str(each["stands_in_for"])): None for each in tuned if "stands_in_for" in each}
     if others:
         found.append(
             f"the engines on {bench.target} only stand in for {', '.join(others)}; their speed "
@@ -308,6 +310,13 @@ def _speed(found: Throughput, lanes: Mapping[str, Schedule]) -> Json:
     }
 
 
+def _environment(target: str) -> dict[str, str]:
+    """Return the machine, and ONNX Runtime where engines are its own."""
+    if target_from_name(target).ahead:
+        return machine(gpu=True)
+    return environment(session_options(target))
+
+
 def _target(bundle: Bundle, asked: str | None) -> str:
     targets = bundle.manifest.targets
     if asked is None:
@@ -355,5 +364,5 @@ def _check_length(bundle: Bundle, tasks: Mapping[str, BundleTask], length: int) 
 def _plain(config: BenchConfig, prompts: Mapping[str, Prompts] | None) -> Json:
     """Return what of a command decides its measurements."""
     left_out = {"path", "target", "input", "batch", "batches"}
-    plain = {key: value for key, value in asdict(config).items() if key not in left_out}
-    return plain | {"prompts": None if prompts is None else dict(prompts)}
+    kept = {key: value for key, value in asdict(config).items() if key not in left_out}
+    return kept | {"prompts": None if prompts is None else dict(prompts)}

@@ -23,6 +23,7 @@ from engines.targets import Target
 from exporter.export import export
 from exporter.folder import Export, read_export
 from tests.tiny_export import small_export
+from tests.tuner.tuning import Tuner
 from tuner.latencies import latencies_from_file, shape_of
 
 pytest.importorskip("tensorrt_rtx_bindings", reason="pip install 'cadenza[tensorrt-rtx]'")
@@ -41,7 +42,7 @@ def ahead(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Export:
         tmp_path_factory.mktemp("ahead") / "EXPORT",
         target="rtx-sm120",
         precisions=NAMES,
-        shape=Shape((1, BEST[0], 4), (1, BEST[1], 16)),
+        shape=Shape((1, BEST[0], 4), (1, BEST[1], 40)),
     )
     return read_export(export(config))
 
@@ -156,20 +157,47 @@ def test_each_precision_is_built_and_timed_with_its_weights_inside_and_as_inputs
     assert {name for name, files in given_files if not files} == {"fp32", "fp16", "int8"}
 
 
-def test_the_file_is_what_tune_reads(
-    document: dict[str, Any], ahead: Export, tmp_path: Path
-) -> None:
-    file = tmp_path / "again.json"
+def read_today(document: dict[str, Any], file: Path, ahead: Export) -> Path:
+    """Write what bench wrote, in the form of this version's reader, and return the file.
+
+    The older form has one latency a precision: {passes: {name: {ms, low, high}}}.
+    """
     file.write_text(json.dumps(document))
     try:
-        read = latencies_from_file(file, ahead, ["fp32", "fp16", "int8"])
+        latencies_from_file(file, ahead, ["fp32"])
     except InputError as error:
         if "'passes' is missing" not in str(error):
             raise
-        pytest.skip("this version's reader is of the older form, {passes: {name: {ms}}}")
+        passes: dict[str, Any] = {}
+        for row in document["rows"]:
+            ms = {"ms": row["latency_ms"], "low": row["low"], "high": row["high"]}
+            passes.setdefault(row["precision"], ms)
+        file.write_text(json.dumps({**document, "passes": passes}))
+    return file
+
+
+def test_the_file_is_what_tune_reads(
+    document: dict[str, Any],
+    ahead: Export,
+    small_effort: None,
+    shared_cache: Path,
+    tmp_path: Path,
+    capsys: Out,
+) -> None:
+    file = read_today(document, tmp_path / "read.json", ahead)
+    read = latencies_from_file(file, ahead, ["fp32", "fp16", "int8"])
     assert (read.source, read.device, read.target) == ("measured", "a GPU of a test", TARGET)
-    assert read.to_json()["rows"] == document["rows"]
     assert read.to_json()["switch_ms"] == document["switch_ms"]
+    if "rows" in read.to_json():
+        assert read.to_json()["rows"] == document["rows"]
+    tuner = Tuner(ahead.folder, tmp_path / "BUNDLE", shared_cache, capsys)
+    asked = ("--target", TARGET, "--precision", "fp16", "--precision", "int8")
+    said = tuner(*asked, "--latencies", file, "--max-loss", "100", "--json")
+    assert said.code == 0, said.err
+    raw = json.loads((said.bundle / "manifest.json").read_text())
+    for task in raw["tasks"].values():
+        told = task["targets"][TARGET]["measured"]
+        assert told["latency_from"] == "measured on a GPU of a test"
 
 
 def test_where_plans_cannot_run_that_is_said_before_anything_is_built(
