@@ -10,6 +10,7 @@ All precisions are measured in turns, in one run.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -97,11 +98,12 @@ def bench_export(config: BenchConfig, target: Target, cache: Cache, say: Say) ->
         )
     before = state()
     sampler = sampler_to_time(export)
-    if target.ahead:
-        fleet = _plans(export, target, cache, say)
-    else:
-        fleet = _sessions(export, config, target, cache, say)
-    rows, switch_ms, rounds = _timed(fleet, export, sampler, at, config, say)
+    with ExitStack() as stack:
+        if target.ahead:
+            fleet = _plans(export, target, cache, say, stack)
+        else:
+            fleet = _sessions(export, config, target, cache, say)
+        rows, switch_ms, rounds = _timed(fleet, export, sampler, at, config, say)
     return latencies_document(
         target=target.name,
         device=fleet.device,
@@ -233,8 +235,11 @@ def _check_runs(config: BenchConfig, target: Target) -> None:
         )
 
 
-def _plans(export: Export, target: Target, cache: Cache, say: Say) -> Fleet:
-    """Return TensorRT's engines of every precision, and of both ways to give them weights."""
+def _plans(export: Export, target: Target, cache: Cache, say: Say, stack: ExitStack) -> Fleet:
+    """Return TensorRT's engines of every precision, and of both ways to give them weights.
+
+    The stack closes the device under them.
+    """
     run = import_module("engines.trt_run")
     answers = [task.sampler.gen_length for task in export.tasks.values()]
     longest = export.model.max_length
@@ -255,7 +260,7 @@ def _plans(export: Export, target: Target, cache: Cache, say: Say) -> Fleet:
             read_back(plan, name, 0, True, say)
             built.append((name, weights, entry, plan))
     say(f"{log}")
-    device = run.Device.open(target)
+    device = stack.enter_context(run.Device.open(target))
     lanes = {
         name if weights is None else f"{name}, weights {weights}": Lane(
             name,

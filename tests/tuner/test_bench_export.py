@@ -19,7 +19,7 @@ from engines.backend import FakeBackend, Floats, Ids, Mask
 from engines.errors import InputError
 from engines.manifest import Shape
 from engines.precision import Precision
-from engines.targets import Target
+from engines.targets import SMS, Target, target_from_name
 from exporter.export import export
 from exporter.folder import Export, read_export
 from tests.tiny_export import small_export
@@ -51,11 +51,18 @@ class GivenDevice:
     """A GPU as `engines.trt_run.Device` opens one; it is not there."""
 
     name = "a GPU of a test"
+    closed: ClassVar[int] = 0
 
     @classmethod
     def open(cls, target: Target, ordinal: int = 0) -> GivenDevice:
         assert target.name == TARGET
         return cls()
+
+    def __enter__(self) -> GivenDevice:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        GivenDevice.closed += 1
 
     def memory_bytes(self) -> dict[str, int]:
         return {"activations": 1, "weights": 2, "graphs": 3}
@@ -96,6 +103,7 @@ class GivenPlan(FakeBackend):
 
 def stand_in(patch: pytest.MonkeyPatch, why: str | None) -> None:
     GivenPlan.loaded.clear()
+    GivenDevice.closed = 0
     runs = SimpleNamespace(
         cannot_run=lambda target: why, Device=GivenDevice, PlanBackend=GivenPlan
     )
@@ -152,6 +160,7 @@ def test_each_precision_is_built_and_timed_with_its_weights_inside_and_as_inputs
         assert row["n"] == 3 * document["how"]["steps"]
     for name in ("fp16", "int8"):
         assert rows[name, "input"]["low"] > rows[name, "constant"]["latency_ms"]
+    assert GivenDevice.closed == 1
     given_files = dict.fromkeys(GivenPlan.loaded)
     assert {name for name, files in given_files if files} == {"fp16", "int8"}
     assert {name for name, files in given_files if not files} == {"fp32", "fp16", "int8"}
@@ -219,11 +228,26 @@ def test_this_machine_s_own_reason_is_told_where_it_cannot_run(
     ahead: Export, tmp_path: Path, capsys: Out
 ) -> None:
     run = pytest.importorskip("engines.trt_run", reason="plans are run by a later part")
-    from engines.targets import target_from_name
-
     if run.cannot_run(target_from_name(TARGET)) is None:
         pytest.skip("this machine has the GPU")
     code, out, err = command(capsys, ahead.folder, "--target", TARGET, "--cache", tmp_path / "c")
     assert (code, out) == (1, "")
     assert "run the same command there" in err
     assert not list((tmp_path / "c").rglob("*.plan"))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_plans_are_timed(ahead: Export, tmp_path: Path, capsys: Out) -> None:
+    run = pytest.importorskip("engines.trt_run", reason="plans are run by a later part")
+    targets = [target_from_name(f"rtx-sm{sm}") for sm in SMS]
+    here = next((each for each in targets if run.cannot_run(each) is None), None)
+    if here is None:
+        pytest.skip(str(run.cannot_run(targets[-1])))
+    argv = (ahead.folder, "--target", here.name, "--cache", tmp_path / "cache", "--repeats", "9")
+    code, out, err = command(capsys, *argv, "--json")
+    assert code == 0, err
+    document = json.loads(out)
+    assert document["target"] == here.name
+    assert {row["precision"] for row in document["rows"]} >= {"fp16", "int8"}
+    for row in document["rows"]:
+        assert 0.0 < row["low"] <= row["latency_ms"] <= row["high"]
