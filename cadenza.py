@@ -44,6 +44,9 @@ COMMANDS: dict[str, Command] = {
     "report": Command("tuner.report_command", "report", "what a tune did, as one HTML page"),
     "run": Command("engines.cli", "ort", "answer prompts with a bundle"),
     "eval": Command("tuner.cli", "tune", "accuracy and agreement on held-out prompts"),
+    "bench": Command(
+        "tuner.bench_command", "ort", "a bundle's speed and memory, an export's passes"
+    ),
     "inspect": Command("engines.cli", "ort", "what an export or a bundle holds"),
     "rebuild": Command("engines.rebuild", "tensorrt-rtx", "a bundle's plans for another target"),
     "verify": Command("engines.cli", "ort", "check a bundle: every byte, and its golden answers"),

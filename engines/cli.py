@@ -14,8 +14,9 @@ from engines.errors import BackendError, BundleError, InputError
 from engines.manifest import MANIFEST, TOKENIZER
 from engines.options import MOST_THREADS
 from engines.overview import EXPORT, bundle_overview, export_from_folder, export_overview
+from engines.plan_loader import BEST_TARGET, why_not
 from engines.plans import check_plans
-from engines.runtime import Runtime, load_engine, probe
+from engines.runtime import Runtime, device_for, load_engine, probe
 from engines.sampler import POLICIES
 from engines.targets import target_from_name
 from engines.terminal import (
@@ -57,7 +58,7 @@ def run(argv: Sequence[str]) -> int:
         "optional; '-' reads stdin",
     )
     parser.add_argument("--task", help="whose schedule to follow (default: the one for any task)")
-    parser.add_argument("--target", default="cpu", help="where to run (default: cpu)")
+    parser.add_argument("--target", help=f"where to run (default: {BEST_TARGET})")
     parser.add_argument(
         "--policy",
         choices=POLICIES,
@@ -105,7 +106,11 @@ def verify(argv: Sequence[str]) -> int:
         "cadenza verify BUNDLE && echo as it was made",
     )
     parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="what cadenza tune wrote")
-    parser.add_argument("--target", help="where to run (default: cpu, or the bundle's first)")
+    parser.add_argument(
+        "--target",
+        help="where to run (default: cpu, whose answers are the golden ones, or the first; plans "
+        "are checked, and run where they fit this machine)",
+    )
     parser.add_argument("--json", action="store_true", help="the result as JSON on stdout")
     return run_command(parser, _verify, argv)
 
@@ -134,7 +139,7 @@ def _run(args: argparse.Namespace) -> int:
     runtime = Runtime.load(
         args.bundle, target=args.target, threads=args.threads, warmup=False, expect=args.expect
     )
-    with Progress(len(lines), "answers", quiet=len(lines) == 1) as progress:
+    with runtime, Progress(len(lines), "answers", quiet=len(lines) == 1) as progress:
         answers = runtime.generate(
             [line.prompt for line in lines],
             task=[line.task for line in lines],
@@ -249,11 +254,14 @@ def _verify(args: argparse.Namespace) -> int:
         "targets_not_checked": [each for each in targets if each != target and each not in plans],
         "plans": plans,
     }
-    if target in plans:
-        return _plans_alone(bundle, target, result, args.json)
+    why = why_not(bundle, target) if target in plans else None
+    if why is not None:
+        _plans_alone(bundle, target, result, args.json)
+        raise BackendError(why)
     checked, runtime = _load_all(bundle, target)
     result["engines"] = checked
-    golden = _rerun_golden(runtime)
+    with runtime:
+        golden = _rerun_golden(runtime)
     result |= {"golden": golden.counts, "tolerance": 0, "ok": not golden.differences}
     if args.json:
         emit_json(result)
@@ -267,14 +275,14 @@ def _verify(args: argparse.Namespace) -> int:
     return 0
 
 
-def _plans_alone(bundle: Bundle, target: str, result: dict[str, object], as_json: bool) -> int:
+def _plans_alone(bundle: Bundle, target: str, result: dict[str, object], as_json: bool) -> None:
     """Tell what is known of a target whose plans cannot run here."""
     plans = result["plans"]
     assert isinstance(plans, dict)
-    result |= {"engines": list(plans[target]), "executed": False, "ok": True}
+    result |= {"engines": list(plans[target]), "executed": False, "ok": False}
     if as_json:
         emit_json(result)
-        return 0
+        return
     lines = [f"digests   all {len(bundle.manifest.files)} files are as listed"]
     lines += [f"plan      {name}: {says}" for name, says in plans[target].items()]
     lines.append(
@@ -282,7 +290,6 @@ def _plans_alone(bundle: Bundle, target: str, result: dict[str, object], as_json
     )
     lines.append(f"digest    {bundle.digest}")
     emit("\n".join(lines))
-    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,18 +313,18 @@ class _Golden:
 def _load_all(bundle: Bundle, target: str) -> tuple[list[str], Runtime]:
     """Return the names of the target's engines, each loaded and run once, and a runtime."""
     manifest = bundle.manifest
-    serving, checked = {}, []
+    serving, checked, device = {}, [], device_for(bundle, target)
     for name, engine in manifest.engines.items():
         if engine.target != target:
             continue
         tail = manifest.graphs[engine.graph].tail
-        loaded = load_engine(bundle, engine)
+        loaded = load_engine(bundle, engine, device=device)
         probe(bundle, loaded, tail)
         checked.append(name)
         if tail == "serve":
             serving[engine.precision] = loaded
     tokenizer = tokenizer_from_file(bundle.path(TOKENIZER), manifest.model)
-    return checked, Runtime(bundle, target, serving, tokenizer)
+    return checked, Runtime(bundle, target, serving, tokenizer, device)
 
 
 def _rerun_golden(runtime: Runtime) -> _Golden:

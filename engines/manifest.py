@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
+from engines.buckets import Buckets
 from engines.files import FileEntry
 from engines.model import ModelInfo
 from engines.precision import Precision
@@ -100,6 +101,7 @@ class Manifest:
     """Everything that a bundle says of itself; whatever it names is there and fits together.
 
     Attributes:
+        buckets: Shapes that passes of plans are padded to; None where none are declared.
         raw: As it stands in the file, unknown keys included.
     """
 
@@ -107,6 +109,7 @@ class Manifest:
     sampler: SamplerConfig
     targets: tuple[str, ...]
     shape: Shape
+    buckets: Buckets | None
     precisions: Mapping[str, Precision]
     families: Mapping[str, int]
     graphs: Mapping[str, Graph]

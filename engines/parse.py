@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
+from engines.buckets import Buckets, unfit
 from engines.document import Document
 from engines.errors import InputError
 from engines.files import FileEntry, relative_path
@@ -56,6 +57,7 @@ def manifest_from_document(top: Document) -> Manifest:
         sampler=sampler_from_document(top["sampler"]),
         targets=tuple(target.name() for target in top["targets"].entries()),
         shape=shape_from_document(top["shape"]),
+        buckets=_buckets(top.get("buckets")),
         precisions=precisions_from_document(top["precisions"]),
         families={name: family["bytes"].integer() for name, family in top["families"].items()},
         graphs={name: graph_from_document(graph) for name, graph in top["graphs"].items()},
@@ -113,6 +115,19 @@ def shape_from_document(shape: Document) -> Shape:
         return Shape(**found)
     except ValueError as error:
         shape.fail(f"{error}; mend it")
+
+
+def _buckets(buckets: Document | None) -> Buckets | None:
+    if buckets is None:
+        return None
+    parts = {
+        name: tuple(each.integer(1) for each in buckets[name].entries())
+        for name in ("lengths", "batches", "asked")
+    }
+    try:
+        return Buckets(**parts)
+    except ValueError as error:
+        buckets.fail(f"{error}; tune again")
 
 
 def precisions_from_document(precisions: Document) -> dict[str, Precision]:
@@ -244,6 +259,12 @@ def _check_names(manifest: Manifest, top: Document) -> None:
         serving.add(key)
     if DEFAULT_TASK not in manifest.tasks:
         top["tasks"].fail(f"there is no {DEFAULT_TASK!r}; tune again")
+    if manifest.buckets is not None:
+        answers = [task.sampler.gen_length for task in manifest.tasks.values()]
+        longest = manifest.model.max_length
+        why = unfit(manifest.buckets, manifest.shape, answers, longest)
+        if why is not None:
+            top["buckets"].fail(f"{why}; tune again")
     for name, task in manifest.tasks.items():
         _check_task(manifest, task, top["tasks"][name])
 

@@ -25,6 +25,10 @@ from engines.errors import InputError
 MAGIC = b"vtrt"
 HEADER_BYTES = 64
 
+# How plans of TensorRT itself begin.  Of their header only the version's four bytes are known,
+# at the same place (NVIDIA's answer in issue 3073 of NVIDIA/TensorRT); none was seen here.
+TENSORRT_MAGIC = b"ftrt"
+
 # Bits of the header's mask of SMs.
 _SM_BITS = {75: 0x01, 80: 0x02, 86: 0x04, 89: 0x08, 120: 0x10, 121: 0x20}
 
@@ -112,7 +116,7 @@ class Plan:
     Attributes:
         bytes: Of the whole plan.
         version: Of the module that wrote it.
-        sms: For which it was built.
+        sms: For which it was built; empty for a plan of TensorRT itself, which does not say.
         weight_bytes: Of the section of weights; None where the version was never read.
         programs: Of its SMs; empty where they were not read.
         why: Why they were not, or "".
@@ -148,6 +152,9 @@ def plan_from_bytes(data: bytes | mmap.mmap, name: str = "the plan") -> Plan:
     Raises:
         InputError: It is no whole plan.
     """
+    if len(data) >= HEADER_BYTES and data[:4] == TENSORRT_MAGIC:
+        why = "plans of TensorRT itself were never read"
+        return Plan(len(data), tuple(data[24:28]), (), None, (), why)
     if len(data) < HEADER_BYTES or data[:4] != MAGIC:
         raise InputError(f"{name} is no TensorRT plan; rebuild it")
     (size,) = struct.unpack("<Q", data[16:24])

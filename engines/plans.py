@@ -22,6 +22,7 @@ from engines.audit import audits, mismatch
 from engines.build import BuildLog, Cache, digest_json, graph_digest
 from engines.bundle import Bundle
 from engines.child import Child
+from engines.cuda import sm_here
 from engines.errors import BackendError, BundleError, CadenzaError, InputError
 from engines.files import digest_file
 from engines.machine import machine
@@ -188,6 +189,8 @@ def read_back(
         say(f"warning: what {precision} was built in was not read back: {read.why}")
     return {
         "module": plan.version,
+        "system": machine()["system"],
+        "sm": None if read.sms else sm_here(),  # where the plan says it, it is not said twice
         "executed": "not executed: no GPU was asked",
         "quantized": quantized,
         "audit": [audit.to_json() for audit in made],

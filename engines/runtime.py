@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 
@@ -23,8 +25,11 @@ from engines.errors import BackendError, BundleError, InputError
 from engines.manifest import DEFAULT_TASK, TOKENIZER, Engine
 from engines.options import MOST_THREADS, PROVIDERS, OrtOptions
 from engines.ort import OrtBackend
+from engines.plan_loader import best_target, check_fit, has_plans, load_plan
 from engines.sampler import POLICIES, Generation, Request, generate
+from engines.targets import target_from_name
 from engines.text import Tokenizer, tokenizer_from_file
+from engines.trt_run import Device, PlanBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +64,18 @@ class Runtime:
         bundle: What was loaded.
         target: What it runs on.
         engines: The loaded engine of each precision in use.
+        device: The GPU of a target whose engines are plans; None elsewhere.
     """
 
     def __init__(
-        self, bundle: Bundle, target: str, engines: Mapping[str, Backend], tokenizer: Tokenizer
+        self,
+        bundle: Bundle,
+        target: str,
+        engines: Mapping[str, Backend],
+        tokenizer: Tokenizer,
+        device: Device | None = None,
     ) -> None:
-        self.bundle, self.target, self.engines = bundle, target, engines
+        self.bundle, self.target, self.engines, self.device = bundle, target, engines, device
         self._tokenizer = tokenizer
         self._ready = False
 
@@ -72,7 +83,7 @@ class Runtime:
     def load(
         cls,
         path: str | Path,
-        target: str = "cpu",
+        target: str | None = None,
         threads: int = 0,
         warmup: bool = True,
         verify: bool = True,
@@ -82,16 +93,19 @@ class Runtime:
 
         Args:
             path: The bundle's folder.
-            target: One of the bundle's targets.
+            target: One of the bundle's targets; None for `best_target`: plans that fit this
+                machine's GPU, else cpu.
             threads: Threads of a pass on the CPU; 0 for what the bundle says.
-            warmup: Run one pass of each engine now, so that the first request is not slower.
+            warmup: Run one pass of each engine now, so that the first request is not slower; of a
+                plan one of each bucket, in which its graph is captured.
             verify: Check the sha256 of every file before anything is loaded.
             expect: The digest that the bundle must have, where it is known beforehand.
 
         Raises:
             BundleError: The bundle is damaged, not the one expected, or has no such target.
-            BackendError: An engine cannot be loaded or gives no finite number.
-            MissingExtra: onnxruntime or tokenizers is not installed.
+            BackendError: An engine cannot be loaded, is not for this machine, or gives no finite
+                number.
+            MissingExtra: onnxruntime, tokenizers, or what runs plans is not installed.
         """
         bundle = read_bundle(path, verify)
         manifest = bundle.manifest
@@ -100,6 +114,8 @@ class Runtime:
                 f"the bundle {str(path)!r} has the digest {bundle.digest}, expected is "
                 f"{expect}; use the bundle that was meant, or expect this one"
             )
+        if target is None:
+            target = best_target(bundle)
         if target not in manifest.targets:
             raise BundleError(
                 f"the bundle {str(path)!r} has no target {target!r}; it has "
@@ -112,11 +128,40 @@ class Runtime:
             for name in task.targets[target].schedule.precisions
         }
         serving = manifest.serving(target)
-        engines = {name: load_engine(bundle, serving[name], threads) for name in sorted(used)}
-        runtime = cls(bundle, target, engines, tokenizer)
-        if warmup:
-            runtime.warm_up()
+        device = device_for(bundle, target)
+        try:
+            engines = {
+                name: load_engine(bundle, serving[name], threads, device) for name in sorted(used)
+            }
+            runtime = cls(bundle, target, engines, tokenizer, device)
+            if warmup:
+                runtime.warm_up()
+        except BaseException:
+            if device is not None:
+                device.close()
+            raise
         return runtime
+
+    def close(self) -> None:
+        """Give back a GPU's memory; the runtime may not be used afterwards.  Twice is once."""
+        self._ready = False
+        for engine in self.engines.values():
+            if isinstance(engine, PlanBackend):
+                engine.close()
+        device, self.device, self.engines = self.device, None, {}
+        if device is not None:
+            device.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -125,7 +170,7 @@ class Runtime:
 
     @property
     def ready(self) -> bool:
-        """Whether every engine has run."""
+        """Whether every engine has run; of plans, each of their buckets."""
         return self._ready
 
     @property
@@ -142,13 +187,16 @@ class Runtime:
         return self._tokenizer.encode(text)
 
     def warm_up(self) -> None:
-        """Run one pass of each engine at the declared best shape.
+        """Run one pass of each engine at the declared best shape, of a plan at each bucket.
 
         Raises:
             BackendError: An engine failed or gave no finite probability.
         """
         for engine in self.engines.values():
-            probe(self.bundle, engine)
+            if isinstance(engine, PlanBackend):
+                engine.warm_up()
+            else:
+                probe(self.bundle, engine)
         self._ready = True
 
     def generate(
@@ -203,7 +251,7 @@ class Runtime:
                 answers[i] = self._answer(generation, requests[i].task)
             if on_answers is not None:
                 on_answers(len(chosen))
-        self._ready = True
+        self._ready = self._ready or self.device is None
         return [answers[i] for i in range(len(requests))]
 
     def _request(self, number: int, text: str, task: str) -> Request:
@@ -247,14 +295,38 @@ class Runtime:
         )
 
 
-def load_engine(bundle: Bundle, engine: Engine, threads: int = 0) -> Backend:
+def device_for(bundle: Bundle, target: str) -> Device | None:
+    """Return the GPU for a bundle's plans, which were held against it; None where it has none.
+
+    Raises:
+        BackendError: There is no GPU, or a plan is for another one, version or system.
+        BundleError: A plan is damaged.
+        MissingExtra: A package is not installed.
+    """
+    if not has_plans(target):
+        return None
+    check_fit(bundle, target)
+    return Device.open(target_from_name(target))
+
+
+def load_engine(
+    bundle: Bundle, engine: Engine, threads: int = 0, device: Device | None = None
+) -> Backend:
     """Return a loaded engine of a bundle, for the one tail that its graph has.
+
+    Args:
+        bundle: Has it.
+        engine: Its entry.
+        threads: Of a pass on the CPU; 0 for what the bundle says.
+        device: Where plans run, from `device_for`.
 
     Raises:
         BundleError: Its target or its options are unknown to this version.
         BackendError: It cannot be loaded.
     """
     graph = bundle.manifest.graphs[engine.graph]
+    if device is not None and has_plans(engine.target):
+        return load_plan(bundle, engine, device)
     if engine.target not in PROVIDERS:
         raise BundleError(
             f"engine {engine.file!r} is for target {engine.target!r}, which this version cannot "

@@ -17,7 +17,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what is marked gpu, with the reason, on a machine without one."""
     if shutil.which("nvidia-smi"):
         return
-    skip = pytest.mark.skip(reason="no NVIDIA GPU here; on one, install 'cadenza[ort-gpu]'")
+    skip = pytest.mark.skip(
+        reason="no NVIDIA GPU here; on one, install 'cadenza[ort-gpu]', and for plans "
+        "'cadenza[tensorrt-rtx]' or 'cadenza[tensorrt]'"
+    )
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from engines.build import open_cache
 from engines.errors import InputError
+from engines.plan_loader import BEST_TARGET
 from engines.terminal import command_parser, emit, emit_json, run_command
 from tuner import allocate_command, tune_command
 from tuner.config import POSITIONS, ProfileConfig
@@ -190,7 +191,7 @@ def _eval_parser() -> argparse.ArgumentParser:
         metavar="[NAME=]GRADER",
         help="how answers to prompt files are judged, see below; repeat",
     )
-    add("--target", metavar="T", default="cpu", help="(default: %(default)s)")
+    add("--target", metavar="T", help=f"where to run (default: {BEST_TARGET})")
     add("--limit", type=int, metavar="N", default=1000, help="most prompts (default: %(default)s)")
     add("--seed", type=int, metavar="N", default=0, help="of the prompts (default: %(default)s)")
     add("--json", action="store_true", help="print the result as JSON on stdout")

@@ -31,7 +31,7 @@ Share = dict[str, float | int] | None
 def evaluate_bundle(
     path: Path,
     specs: Sequence[str],
-    target: str,
+    target: str | None,
     limit: int,
     seed: int,
     graders: Sequence[str] = (),
@@ -42,7 +42,7 @@ def evaluate_bundle(
         path: The bundle.
         specs: As given to `--task`; none for every built-in task of the bundle.  A task that the
             bundle has no schedule for follows `default`.
-        target: Where it runs.
+        target: Where it runs; None where it runs best here.
         limit: Most prompts of a task.
         seed: Of the prompts.
         graders: How answers to prompt files are judged: GRADER, or NAME=GRADER for one task.
@@ -75,7 +75,7 @@ def evaluate_bundle(
             "n": len(texts),
             "grader": workload.grader,
             "accuracy": _share(hits or ()),
-            "agreement": _agreement(runtime, target, task, texts, answers),
+            "agreement": _agreement(runtime, task, texts, answers),
             "mean_bits": weighted_mean(
                 [answer.bits for answer in answers], [answer.passes for answer in answers]
             ),
@@ -165,14 +165,16 @@ def _workload(spec: str, runtime: Runtime, grader: str | None) -> Workload:
 
 
 def _agreement(
-    runtime: Runtime, target: str, task: str, texts: Sequence[str], answers: Sequence[Answer]
+    runtime: Runtime, task: str, texts: Sequence[str], answers: Sequence[Answer]
 ) -> Share:
     """Return the share of answers equal to full precision's, or None where none is known."""
     manifest = runtime.bundle.manifest
-    serving = manifest.serving(target)
+    serving = manifest.serving(runtime.target)
     if FULL_PRECISION.name in serving:
         name = FULL_PRECISION.name
-        full = runtime.engines.get(name) or load_engine(runtime.bundle, serving[name])
+        full = runtime.engines.get(name) or load_engine(
+            runtime.bundle, serving[name], device=runtime.device
+        )
         settings = manifest.tasks[task]
         uniform = Schedule.uniform(name, settings.windows)
         same = []

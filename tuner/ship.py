@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engines import __version__
+from engines.buckets import buckets_of
 from engines.bundle import Bundle, Golden, write_bundle
 from engines.manifest import DEFAULT_TASK, TOKENIZER, schedule_digest
 from engines.ort import environment
@@ -59,6 +60,7 @@ def ship(
         "sampler": engines.folder.sampler.to_json(),
         "targets": list(_targets(bench)),
         "shape": asdict(engines.folder.shape),
+        "buckets": _buckets(contest, engines, choices) if plans else None,
         "precisions": [asdict(engines.folder.precisions[name]) for name in used],
         "families": {
             family: {"bytes": engines.folder.families[family]}
@@ -149,6 +151,15 @@ def _here(bench: Workbench) -> str:
 def _targets(bench: Workbench) -> tuple[str, ...]:
     """Return the targets of the bundle: the one asked for, and what stands in for it here."""
     return tuple(dict.fromkeys((bench.config.target, _here(bench))))
+
+
+def _buckets(
+    contest: Contest, engines: Engines, choices: Mapping[str, Choice]
+) -> dict[str, list[int]]:
+    """Return the shapes that passes of plans are padded to."""
+    answers = [contest.bench.sampler(name).gen_length for name in choices]
+    model = engines.folder.model
+    return buckets_of(engines.folder.shape, answers, model.max_length).to_json()
 
 
 def _graph(folder: Export, name: str) -> dict[str, Any]:

@@ -10,10 +10,16 @@ from typing import Any
 import pytest
 
 from cadenza import main
+from engines.bindings import Tensor, bindings_of
 from engines.bundle import read_bundle
+from engines.cuda import no_gpu
 from engines.errors import InputError
+from engines.machine import machine
 from engines.manifest import Shape
 from engines.runtime import Runtime
+from engines.targets import target_from_name
+from engines.tensor_file import tensors_of
+from engines.trt import tensorrt_module
 from exporter.export import export
 from exporter.folder import Export, read_export
 from tests.tiny_export import small_export
@@ -103,8 +109,21 @@ def test_a_tune_for_a_gpu_that_is_not_here_ends_with_plans_and_what_stands_in(
     out = capsys.readouterr().out
     assert "whole, for sm89, by version 1.7" in out
     assert "not run" in out
-    assert main(["verify", str(measured.bundle), "--target", "rtx-sm89"]) == 0
-    assert "no answer was made on rtx-sm89" in capsys.readouterr().out
+    if no_gpu() is None:
+        return
+    # What can be told is told, and that nothing ran is no success.
+    assert main(["verify", str(measured.bundle), "--target", "rtx-sm89"]) == 1
+    said = capsys.readouterr()
+    assert "no answer was made on rtx-sm89" in said.out
+    assert "target rtx-sm89 cannot run here" in said.err
+    assert "Traceback" not in said.err
+    argv = ["run", str(measured.bundle), "--target", "rtx-sm89", "edit:ab,abc"]
+    assert main(argv) == 1
+    assert "--target cpu" in capsys.readouterr().err
+    assert Runtime.load(measured.bundle).target == "cpu"
+    assert manifest.buckets is not None
+    assert manifest.buckets.lengths[-1] == 64
+    assert {engine.built["system"] for engine in plans.values()} == {machine()["system"]}
 
 
 def test_what_was_measured_elsewhere_is_told_as_such(measured: Said) -> None:
@@ -203,3 +222,29 @@ def test_predictions_rank_what_a_gpu_multiplies_faster(ahead: Export) -> None:
     ms = {name: each.median for name, each in found.passes.items()}
     assert ms["int8"] <= ms["fp16"] <= ms["fp32"]
     assert all(each.low == each.median == each.high for each in found.passes.values())
+
+
+def test_every_tensor_of_an_exported_graph_is_bound_as_a_plan_s_would_be(ahead: Export) -> None:
+    trt = tensorrt_module(target_from_name("rtx-sm89"))
+    bare = 0
+    for name, graph in ahead.graphs.items():
+        if ".sim" in name or graph.precision == "fp32":
+            continue
+        logger = trt.Logger(trt.ILogger.Severity.ERROR)
+        network = trt.Builder(logger).create_network(0)
+        parser = trt.OnnxParser(network, logger)
+        if not parser.parse_from_file(str(ahead.folder / graph.file)):
+            continue  # a simulation, for ONNX Runtime alone
+        reads = [network.get_input(index) for index in range(network.num_inputs)]
+        writes = [network.get_output(index) for index in range(network.num_outputs)]
+        tensors = tuple(
+            Tensor(each.name, read, each.dtype.name, tuple(each.shape))
+            for read, side in ((True, reads), (False, writes))
+            for each in side
+        )
+        files = [ahead.folder / path for path in graph.weights]
+        stored = {file: tensors_of(file) for file in files if file.suffix == ".safetensors"}
+        sites = 0 if graph.scales is None else len(graph.scales[0])
+        bound = bindings_of(name, tensors, graph.tail, sites, stored)
+        bare += bool(bound.weights)
+    assert bare >= 3, "fp16, int8 and int8-w read their weights as inputs"
