@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from engines.backend import Backend
+from engines.buckets import buckets_of
 from engines.build import BuildLog, Cache
 from engines.errors import BackendError, InputError
 from engines.machine import busy, state
@@ -29,6 +29,7 @@ from engines.schedule import SamplerConfig, fixed_steps_like
 from engines.targets import Target, refusal
 from engines.throughput import rounds_in
 from engines.trt import BuildRequest, module_version
+from engines.trt_run import Device, PlanBackend, cannot_run
 from exporter.folder import Export
 from tuner.bench_config import BenchConfig
 from tuner.config import TuneConfig
@@ -226,10 +227,10 @@ def _check_runs(config: BenchConfig, target: Target) -> None:
     Raises:
         BackendError: They cannot; says what to do.
     """
-    why = import_module("engines.trt_run").cannot_run(target)
+    why = cannot_run(target)
     if why is not None:
         raise BackendError(
-            f"{str(why).rstrip('.')}; copy {str(config.path)!r} to a machine with that GPU and "
+            f"{why.rstrip('.')}; copy {str(config.path)!r} to a machine with that GPU and "
             f"run the same command there, or let tune predict: cadenza tune {config.path} "
             f"--target {target.name} --gpu NAME"
         )
@@ -240,10 +241,9 @@ def _plans(export: Export, target: Target, cache: Cache, say: Say, stack: ExitSt
 
     The stack closes the device under them.
     """
-    run = import_module("engines.trt_run")
     answers = [task.sampler.gen_length for task in export.tasks.values()]
     longest = export.model.max_length
-    buckets = import_module("engines.buckets").buckets_of(export.shape, answers, longest)
+    buckets = buckets_of(export.shape, answers, longest)
     digests = {path: entry.sha256 for path, entry in export.files.items()}
     log = BuildLog()
     built = []
@@ -260,12 +260,12 @@ def _plans(export: Export, target: Target, cache: Cache, say: Say, stack: ExitSt
             read_back(plan, name, 0, True, say)
             built.append((name, weights, entry, plan))
     say(f"{log}")
-    device = stack.enter_context(run.Device.open(target))
+    device = stack.enter_context(Device.open(target))
     lanes = {
         name if weights is None else f"{name}, weights {weights}": Lane(
             name,
             weights,
-            run.PlanBackend.load(
+            PlanBackend.load(
                 serve=plan.file,
                 trace=None,
                 precision=export.precisions[name],
@@ -275,6 +275,7 @@ def _plans(export: Export, target: Target, cache: Cache, say: Say, stack: ExitSt
                 else [],
                 device=device,
                 buckets=buckets,
+                pad_id=export.model.eos_id,
             ),
         )
         for name, weights, entry, plan in built

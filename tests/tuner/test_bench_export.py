@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,14 +14,17 @@ from numpy.typing import NDArray
 
 import cadenza
 from engines.backend import FakeBackend, Floats, Ids, Mask
+from engines.buckets import Buckets
 from engines.errors import InputError
 from engines.manifest import Shape
 from engines.precision import Precision
 from engines.targets import SMS, Target, target_from_name
+from engines.trt_run import cannot_run
 from exporter.export import export
 from exporter.folder import Export, read_export
 from tests.tiny_export import small_export
 from tests.tuner.tuning import Tuner
+from tuner import bench_export
 from tuner.latencies import latencies_from_file, shape_of
 
 pytest.importorskip("tensorrt_rtx_bindings", reason="pip install 'cadenza[tensorrt-rtx]'")
@@ -86,8 +87,9 @@ class GivenPlan(FakeBackend):
         scales: NDArray[np.float32] | None,
         weights: Sequence[Path],
         device: GivenDevice,
-        buckets: object,
+        buckets: Buckets,
         runtime_cache: Path | None = None,
+        pad_id: int = 0,
     ) -> GivenPlan:
         assert serve is not None and trace is None and isinstance(device, GivenDevice)
         assert serve.read_bytes()[:4] == b"vtrt"
@@ -104,12 +106,9 @@ class GivenPlan(FakeBackend):
 def stand_in(patch: pytest.MonkeyPatch, why: str | None) -> None:
     GivenPlan.loaded.clear()
     GivenDevice.closed = 0
-    runs = SimpleNamespace(
-        cannot_run=lambda target: why, Device=GivenDevice, PlanBackend=GivenPlan
-    )
-    patch.setitem(sys.modules, "engines.trt_run", runs)  # type: ignore[arg-type]
-    buckets = SimpleNamespace(buckets_of=lambda shape, answers, longest: "buckets")
-    patch.setitem(sys.modules, "engines.buckets", buckets)  # type: ignore[arg-type]
+    patch.setattr(bench_export, "cannot_run", lambda target: why)
+    patch.setattr(bench_export, "Device", GivenDevice)
+    patch.setattr(bench_export, "PlanBackend", GivenPlan)
 
 
 def command(capsys: Out, *argv: object) -> tuple[int, str, str]:
@@ -227,8 +226,7 @@ def test_where_plans_cannot_run_that_is_said_before_anything_is_built(
 def test_this_machine_s_own_reason_is_told_where_it_cannot_run(
     ahead: Export, tmp_path: Path, capsys: Out
 ) -> None:
-    run = pytest.importorskip("engines.trt_run", reason="plans are run by a later part")
-    if run.cannot_run(target_from_name(TARGET)) is None:
+    if cannot_run(target_from_name(TARGET)) is None:
         pytest.skip("this machine has the GPU")
     code, out, err = command(capsys, ahead.folder, "--target", TARGET, "--cache", tmp_path / "c")
     assert (code, out) == (1, "")
@@ -238,11 +236,10 @@ def test_this_machine_s_own_reason_is_told_where_it_cannot_run(
 
 @pytest.mark.gpu
 def test_on_a_gpu_the_plans_are_timed(ahead: Export, tmp_path: Path, capsys: Out) -> None:
-    run = pytest.importorskip("engines.trt_run", reason="plans are run by a later part")
     targets = [target_from_name(f"rtx-sm{sm}") for sm in SMS]
-    here = next((each for each in targets if run.cannot_run(each) is None), None)
+    here = next((each for each in targets if cannot_run(each) is None), None)
     if here is None:
-        pytest.skip(str(run.cannot_run(targets[-1])))
+        pytest.skip(str(cannot_run(targets[-1])))
     argv = (ahead.folder, "--target", here.name, "--cache", tmp_path / "cache", "--repeats", "9")
     code, out, err = command(capsys, *argv, "--json")
     assert code == 0, err
