@@ -106,9 +106,9 @@ class OrtBackend:
                 input `scales`.
             options: How sessions are made; the defaults of `OrtOptions` if None.
             read_back: Run a profiled smoke pass, fill `built` and check it.
-            light: Compute constants anew in every pass.  Where weights are not stored as they are
-                multiplied that loads quickly and takes a third of the memory, and passes are
-                slower: for an engine that runs a few.
+            light: Copy no weights: constants are computed anew in every pass, nothing is packed
+                or pooled.  Loads quickly and takes a third of the memory where weights are not
+                stored as they are multiplied; passes are slower.  For an engine that runs a few.
 
         Raises:
             BackendError: A graph cannot be read or is not of this kind, the provider is not there
@@ -174,6 +174,9 @@ class OrtBackend:
     def _open(self, runtime: ModuleType, path: Path, profile: Path | None) -> Any:
         """Return a session on the provider asked for, and on no other."""
         settings = _session_options(runtime, self.precision, self.options)
+        if self._light:
+            settings.enable_cpu_mem_arena = False
+            settings.add_session_config_entry("session.disable_prepacking", "1")
         if profile is not None:
             settings.enable_profiling = True
             settings.profile_file_prefix = str(profile / "pass")

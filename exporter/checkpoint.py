@@ -195,7 +195,9 @@ def save_checkpoint(
     keys = keys_from_parameters("llada", dict.fromkeys(shapes, True))
     state = model.state_dict()
     eos_id = list(vocabulary).index(END)
-    items = [Item(keys[name], kind, shape, partial(stored, name)) for name, shape in shapes.items()]
+    items = [
+        Item(keys[name], kind, shape, partial(stored, name)) for name, shape in shapes.items()
+    ]
     (out / WEIGHTS).unlink(missing_ok=True)
     write_family(out / WEIGHTS, items)
     _write_json(

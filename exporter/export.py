@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from engines import __version__
 from engines.errors import InputError
 from engines.files import check_replaceable, digest_file, place_file, whole_folder
+from engines.machine import give_back_memory
 from engines.manifest import Shape
 from engines.precision import EXECUTED, FULL_PRECISION, Precision, precision_from_name
 from engines.sampler import Request
@@ -202,6 +203,7 @@ def export(config: ExportConfig, say: Say = lambda text: None) -> Path:
         write_reference(reference_of(states, reference, model.vocab), folder / REFERENCE)
         made = replace(made, parity={"fp32": parity.to_json(), "gate": GATE})
         del denoiser, reference, full, rounding  # the weights once more each; engines follow
+        give_back_memory()
         finish(made, states, say)
     return config.out
 

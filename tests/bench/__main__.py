@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from tests.bench import allocation, generate, profiling, searching, tuning
+from tests.bench import allocation, generate, large, profiling, searching, tuning
 from tests.bench.figure import Figure
 
 FIGURES: dict[str, Callable[[], Figure]] = {
@@ -36,6 +36,9 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     },
     "search_overhead": tuning.search_overhead,
     "rebuild_count": tuning.rebuild_count,
+    "plan_rss_multiple": large.plan_rss_multiple,
+    "plan_disk_multiple": large.plan_disk_multiple,
+    "bundle_disk_multiple": large.bundle_disk_multiple,
 }
 
 

@@ -13,21 +13,19 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import torch
 
-from engines.files import digest_file
 from exporter.checkpoint import save_checkpoint
 from exporter.denoiser import Denoiser, DenoiserConfig
+from exporter.plant import PlantConfig, plant_checkpoint
 from exporter.train import vocabulary
 from tests.bench.figure import Figure
-from tests.bench.generate import ROOT
+from tests.bench.generate import BUNDLE, ROOT
 
 CONFIG = DenoiserConfig(
     hidden=1024,
@@ -43,33 +41,53 @@ CONFIG = DenoiserConfig(
 TARGET = "rtx-sm89"
 WINDOWS, ANSWER = 8, 8
 
+# Made up: nothing here runs a plan.
+LATENCIES = {
+    "format": "cadenza-latencies/1",
+    "source": "predicted",
+    "target": TARGET,
+    "device": "no device, made up",
+    "shape": {"batch": 2, "prompt": 16, "answer": ANSWER},
+    "rows": [
+        {"precision": name, "latency_ms": ms, "low": ms, "high": ms, "n": 1}
+        for name, ms in {"fp32": 8.0, "int8-w": 3.0, "int8": 2.0, "fp8": 2.0}.items()
+    ],
+}
+
 _POLL_S = 0.2
 
 
 def write_checkpoint(folder: Path) -> int:
-    """Write the checkpoint of random weights, unless it is there, and return its weights' bytes."""
-    if not (folder / "tokenizer_config.json").is_file():
+    """Write the checkpoint, unless it is there, and return its weights' bytes.
+
+    Residuals are mostly the embedding, so that answers do not hang on each last bit as chaos does,
+    and activations have outliers as large models' have, which few static levels spoil.
+    """
+    if not folder.is_dir():
         torch.manual_seed(0)
         with torch.device("meta"):
             shapes = Denoiser(CONFIG)
         denoiser = shapes.to(torch.bfloat16).to_empty(device="cpu")
         with torch.no_grad():
-            for each in denoiser.parameters():
-                if each.ndim == 2:
-                    each.normal_(0.0, 0.02)
-                else:
+            for name, each in denoiser.named_parameters():
+                if each.ndim == 1:
                     each.uniform_(0.5, 1.5)
-        save_checkpoint(denoiser, vocabulary(), folder, kind="BF16")
+                else:
+                    each.normal_(0.0, 1.0 if name == "embed.weight" else 0.01)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            plain = Path(scratch) / "plain"
+            save_checkpoint(denoiser, vocabulary(), plain, kind="BF16")
+            plant_checkpoint(plain, folder, PlantConfig(factor=32.0, channels=8))
     return (folder / "model.safetensors").stat().st_size
 
 
-def write_prompts(file: Path, each: int = 2) -> None:
-    """Write a task of prompts without answers, some for each split."""
+def write_prompts(file: Path, of_split: Mapping[str, int]) -> None:
+    """Write a task of prompts without answers, so many for each split."""
     letters = "abcdefgh"
     lines = [
-        {"id": f"{split}{n}", "prompt": f"edit:{letters[n]}{letters[s]},abcdefgh", "split": split}
-        for s, split in enumerate(("calibration", "tuning", "test"))
-        for n in range(each)
+        {"id": f"{split}{n}", "prompt": f"edit:{letters[n]}{letters[place]},abcd", "split": split}
+        for place, (split, count) in enumerate(of_split.items())
+        for n in range(count)
     ]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
@@ -89,7 +107,6 @@ class Watch:
     folder: Path
     memory: int = 0
     disk: int = 0
-    trail: list[tuple[float, int]] = field(default_factory=list)
 
     def wait(self) -> int:
         """Look until the command has ended, and return its exit code."""
@@ -134,3 +151,126 @@ def _memory(process: int) -> int:
     except (FileNotFoundError, ProcessLookupError):
         pass
     return 0
+
+
+@dataclass(frozen=True)
+class Multiples:
+    """What the commands took, in bytes.
+
+    Attributes:
+        weights: Of the checkpoint.
+        memory: At most, by command.
+        disk: At most below the working folder, the checkpoint left out, by command.
+        bundle: Of the bundle of int8 and int8-w on disk.
+        family: Of its file of weights.
+        plans: Of the plans in it, how many.
+    """
+
+    weights: int
+    memory: dict[str, int]
+    disk: dict[str, int]
+    bundle: int
+    family: int
+    plans: int
+
+
+@cache
+def multiples() -> Multiples:
+    """Run every command once and return what they took.
+
+    One tune lets a task lose everything, so it ships the fastest, int8, with scales of its own in
+    each window; another nothing, so it ships int8-w: both are plans over one file of weights.
+    Latencies are made up: only memory and disk are measured here.
+    """
+    with tempfile.TemporaryDirectory(dir=BUNDLE.parent) as scratch:
+        work = Path(scratch)
+        model, export, eight, fp8 = (work / each for each in ("model", "E", "int8", "fp8"))
+        weights = write_checkpoint(model)
+        prompts, latencies = work / "prompts.jsonl", work / "latencies.json"
+        write_prompts(prompts, {"calibration": 2, "tuning": 4, "test": 2})
+        latencies.write_text(json.dumps(LATENCIES), encoding="utf-8")
+        tasks = ["--task", f"fast={prompts}", "--task", f"fine={prompts}"]
+        usual = ["--target", TARGET, "--latencies", str(latencies), "--mode", "quick"]
+        usual += ["--trials", "1", "--cache", str(work / "cache"), *tasks]
+        commands = {
+            "export": (
+                ["export", str(model), "-o", str(export), "--target", TARGET]
+                + ["--precision", "int8,int8-w,fp8", "--windows", str(WINDOWS)]
+                + ["--steps", str(ANSWER), "--gen-length", str(ANSWER)]
+                + ["--block-length", str(ANSWER), "--shape", "batch=1:2:4,prompt=1:16:40"]
+                + ["--task", f"small={prompts}", "--prompts-per-task", "2"]
+            ),
+            "tune": (
+                ["tune", str(export), "-o", str(eight), *usual, "--set", "space.scales=window"]
+                + ["--precision", "int8", "--precision", "int8-w"]
+                + ["--max-loss", "10", "--max-loss", "fast=100"]
+            ),
+            "verify": ["verify", str(eight)],
+            "tune fp8": (
+                ["tune", str(export), "-o", str(fp8), *usual, "--precision", "fp8"]
+                + ["--max-loss", "100"]
+            ),
+            "verify fp8": ["verify", str(fp8)],
+        }
+        memory, disk = {}, {}
+        for name, argv in commands.items():
+            print(f"cadenza {' '.join(argv[:2])} ...", file=sys.stderr, flush=True)
+            command = [sys.executable, "-m", "cadenza", *argv]
+            watch = Watch(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL), work)
+            if watch.wait():
+                raise RuntimeError(f"cadenza {' '.join(argv)} failed")
+            memory[name], disk[name] = watch.memory, watch.disk - weights
+            print(
+                f"  {watch.memory / weights:.2f} times the weights of memory, "
+                f"{disk[name] / weights:.2f} of disk",
+                file=sys.stderr,
+            )
+        files = json.loads((eight / "manifest.json").read_text("utf-8"))["files"]
+        return Multiples(
+            weights=weights,
+            memory=memory,
+            disk=disk,
+            bundle=disk_bytes(eight),
+            family=sum(entry["bytes"] for path, entry in files.items() if "weights/" in path),
+            plans=sum(path.endswith(".plan") for path in files),
+        )
+
+
+def plan_rss_multiple() -> Figure:
+    """Return the most memory of any command over the checkpoint's bytes."""
+    found = multiples()
+    each = ", ".join(f"{name} {size / found.weights:.2f}" for name, size in found.memory.items())
+    return _figure("plan_rss_multiple", max(found.memory.values()) / found.weights, each)
+
+
+def plan_disk_multiple() -> Figure:
+    """Return the most disk beside the checkpoint, over its bytes."""
+    found = multiples()
+    each = ", ".join(f"{name} {size / found.weights:.2f}" for name, size in found.disk.items())
+    return _figure("plan_disk_multiple", max(found.disk.values()) / found.weights, each)
+
+
+def bundle_disk_multiple() -> Figure:
+    """Return the bytes of a bundle of two plans over those of its one file of weights."""
+    found = multiples()
+    return Figure(
+        name="bundle_disk_multiple",
+        value=found.bundle / found.family,
+        unit="times the weights of int8",
+        against=f"1.15, with {found.plans} plans over one file of {WINDOWS} windows",
+        reference=1.15,
+        spread=(found.bundle / found.family,) * 2,
+        n=1,
+    )
+
+
+def _figure(name: str, value: float, each: str) -> Figure:
+    return Figure(
+        name=name,
+        value=value,
+        unit="times the checkpoint's bytes",
+        against=f"the weights' bytes; by command: {each}",
+        reference=1.0,
+        spread=(value, value),
+        n=1,
+    )
