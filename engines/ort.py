@@ -77,7 +77,7 @@ class OrtBackend:
             )
         self.precision, self.options = precision, options
         self.built: dict[str, int] = {}
-        self._light = light
+        self._light = light or (options.exact and options.provider == "cpu")
         self._graphs = {"serve": serve, "trace": trace}
         self._sessions: dict[str, Any] = {}
         self._scales = None if scales is None else scales.astype(np.float32)[:, None, :]
@@ -108,7 +108,8 @@ class OrtBackend:
             read_back: Run a profiled smoke pass, fill `built` and check it.
             light: Copy no weights: constants are computed anew in every pass, nothing is packed
                 or pooled.  Loads quickly and takes a third of the memory where weights are not
-                stored as they are multiplied; passes are slower.  For an engine that runs a few.
+                stored as they are multiplied; passes are slower.  For an engine that runs a few;
+                those that stand in for another backend's are always light: they carry no latency.
 
         Raises:
             BackendError: A graph cannot be read or is not of this kind, the provider is not there

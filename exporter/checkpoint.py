@@ -182,10 +182,9 @@ def save_checkpoint(
     import torch
 
     def stored(name: str) -> NDArray[np.generic]:
-        values = state[name].detach().cpu()
-        if kind == "F32":
-            return values.float().numpy()
-        return values.to(torch.bfloat16).view(torch.int16).numpy()
+        values = state[name].detach().cpu().to(torch.float32 if kind == "F32" else torch.bfloat16)
+        made: NDArray[np.generic] = (values if kind == "F32" else values.view(torch.int16)).numpy()
+        return made
 
     config = model.config
     if config.qkv_bias or vocabulary[config.mask_id] != MASK:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -189,36 +190,26 @@ def multiples() -> Multiples:
         prompts, latencies = work / "prompts.jsonl", work / "latencies.json"
         write_prompts(prompts, {"calibration": 2, "tuning": 4, "test": 2})
         latencies.write_text(json.dumps(LATENCIES), encoding="utf-8")
-        tasks = ["--task", f"fast={prompts}", "--task", f"fine={prompts}"]
-        usual = ["--target", TARGET, "--latencies", str(latencies), "--mode", "quick"]
-        usual += ["--trials", "1", "--cache", str(work / "cache"), *tasks]
+        usual = f"--target {TARGET} --latencies {latencies} --mode quick --trials 1 "
+        usual += f"--cache {work / 'cache'} --task fast={prompts} --task fine={prompts}"
+        steps = f"--steps {ANSWER} --gen-length {ANSWER} --block-length {ANSWER}"
         commands = {
-            "export": (
-                ["export", str(model), "-o", str(export), "--target", TARGET]
-                + ["--precision", "int8,int8-w,fp8", "--windows", str(WINDOWS)]
-                + ["--steps", str(ANSWER), "--gen-length", str(ANSWER)]
-                + ["--block-length", str(ANSWER), "--shape", "batch=1:2:4,prompt=1:16:40"]
-                + ["--task", f"small={prompts}", "--prompts-per-task", "2"]
-            ),
-            "tune": (
-                ["tune", str(export), "-o", str(eight), *usual, "--set", "space.scales=window"]
-                + ["--precision", "int8", "--precision", "int8-w"]
-                + ["--max-loss", "10", "--max-loss", "fast=100"]
-            ),
-            "verify": ["verify", str(eight)],
-            "tune fp8": (
-                ["tune", str(export), "-o", str(fp8), *usual, "--precision", "fp8"]
-                + ["--max-loss", "100"]
-            ),
-            "verify fp8": ["verify", str(fp8)],
+            "export": f"export {model} -o {export} --target {TARGET} --precision int8,int8-w,fp8 "
+            f"--windows {WINDOWS} {steps} --shape batch=1:2:4,prompt=1:16:40 "
+            f"--task small={prompts} --prompts-per-task 2",
+            "tune": f"tune {export} -o {eight} {usual} --precision int8 --precision int8-w "
+            f"--set space.scales=window --max-loss 10 --max-loss fast=100",
+            "verify": f"verify {eight}",
+            "tune fp8": f"tune {export} -o {fp8} {usual} --precision fp8 --max-loss 100",
+            "verify fp8": f"verify {fp8}",
         }
         memory, disk = {}, {}
-        for name, argv in commands.items():
-            print(f"cadenza {' '.join(argv[:2])} ...", file=sys.stderr, flush=True)
-            command = [sys.executable, "-m", "cadenza", *argv]
+        for name, line in commands.items():
+            print(f"cadenza {line}", file=sys.stderr, flush=True)
+            command = [sys.executable, "-m", "cadenza", *shlex.split(line)]
             watch = Watch(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL), work)
             if watch.wait():
-                raise RuntimeError(f"cadenza {' '.join(argv)} failed")
+                raise RuntimeError(f"cadenza {line} failed")
             memory[name], disk[name] = watch.memory, watch.disk - weights
             print(
                 f"  {watch.memory / weights:.2f} times the weights of memory, "
