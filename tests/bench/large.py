@@ -188,7 +188,7 @@ def multiples() -> Multiples:
         model, export, eight, fp8 = (work / each for each in ("model", "E", "int8", "fp8"))
         weights = write_checkpoint(model)
         prompts, latencies = work / "prompts.jsonl", work / "latencies.json"
-        write_prompts(prompts, {"calibration": 2, "tuning": 4, "test": 2})
+        write_prompts(prompts, {"calibration": 1, "tuning": 2, "test": 1})
         latencies.write_text(json.dumps(LATENCIES), encoding="utf-8")
         usual = f"--target {TARGET} --latencies {latencies} --mode quick --trials 1 "
         usual += f"--cache {work / 'cache'} --task fast={prompts} --task fine={prompts}"
@@ -196,7 +196,7 @@ def multiples() -> Multiples:
         commands = {
             "export": f"export {model} -o {export} --target {TARGET} --precision int8,int8-w,fp8 "
             f"--windows {WINDOWS} {steps} --shape batch=1:2:4,prompt=1:16:40 "
-            f"--task small={prompts} --prompts-per-task 2",
+            f"--task small={prompts} --prompts-per-task 1",
             "tune": f"tune {export} -o {eight} {usual} --precision int8 --precision int8-w "
             f"--set space.scales=window --max-loss 10 --max-loss fast=100",
             "verify": f"verify {eight}",
