@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engines.options import INPUT
 from engines.plans import built_plan, engine_entry, profile_of, read_back
 from engines.trt import BuildRequest
 from exporter.folder import Export
@@ -44,7 +45,7 @@ def plans_of(contest: Contest, candidate: Candidate, names: Sequence[str]) -> di
     found = {}
     with contest.shop.watch(BUILD):
         for name in names:
-            graph = plan_graph(folder, name, candidate.scales)
+            graph = plan_graph(folder, name, candidate.scales, candidate.weights)
             request = BuildRequest(
                 graph=folder.path(graph),
                 target=target,
@@ -70,15 +71,16 @@ def plans_of(contest: Contest, candidate: Candidate, names: Sequence[str]) -> di
     return found
 
 
-def plan_graph(folder: Export, name: str, scales: str) -> str:
-    """Return the id of the graph that TensorRT builds: its weights inputs, where they fuse so.
+def plan_graph(folder: Export, name: str, scales: str, weights: str = INPUT) -> str:
+    """Return the id of the graph that TensorRT builds.
 
     Args:
         folder: Has the graphs.
         name: Of the precision.
         scales: "shared" or "window", of the recipe.
+        weights: "input": its weights are inputs, where they fuse so; or "constant".
     """
     static = folder.precisions[name].has_static_scales and scales == "shared"
     stem = f"{name}.all" if static else name
     bare = f"{stem}.bare.serve"
-    return bare if bare in folder.graphs else f"{stem}.serve"
+    return bare if weights == INPUT and bare in folder.graphs else f"{stem}.serve"

@@ -16,7 +16,6 @@ from engines.build import Cache, engine_key
 from engines.bundle import check_output, is_bundle
 from engines.errors import InputError
 from engines.machine import busy, state
-from engines.options import session_options
 from engines.precision import FULL_PRECISION
 from engines.terminal import duration, table
 from tuner.config import TuneConfig
@@ -116,7 +115,7 @@ def foreseen(shop: Workshop, a_row: float | None) -> Plan:
         memory_free_mib=now.get("available_mib"),
         notes=(),
     )
-    notes = [busy(now), _short_of_disk(plan), _short_of_memory(plan)]
+    notes = [*shop.plan_knobs.notes, busy(now), _short_of_disk(plan), _short_of_memory(plan)]
     return Plan(**{**asdict(plan), "notes": tuple(note for note in notes if note)})
 
 
@@ -186,7 +185,7 @@ def _cached(
         recipe = {k.name: candidate[k.name] for k in space if k.kind == "recipe"}
         if shop.default.changed(**recipe) != shop.default:
             continue
-        options = session_options(bench.config.target, candidate.options)
+        options = shop.session(candidate)
         for name in sorted(names):
             spec = engine_spec(bench.export, name, candidate.scales, options)[1]
             wanted[engine_key(spec)] = None

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal
 
+from engines.options import INPUT
 from engines.precision import FULL_PRECISION, Precision
 
 Value = int | float | str | bool
@@ -157,6 +158,11 @@ class Candidate:
     def schedule(self) -> str:
         """The rule that gives each task its schedule."""
         return str(self[SCHEDULE])
+
+    @property
+    def weights(self) -> str:
+        """How plans are given their weights, where they are plans."""
+        return str(dict(self.items).get("weights", INPUT))
 
     @property
     def options(self) -> dict[str, Value]:

@@ -31,6 +31,7 @@ from exporter.folder import CALIBRATION, Export, Recipe, read_export
 from exporter.parity import states_from_requests
 from exporter.requantize import requantize
 from tuner.evaluate import EVALUATION_BATCH, Fleet, Item
+from tuner.plan_knobs import PlanKnobs, weights_knob
 from tuner.ranking import rank_blocks
 from tuner.rule import check_rule
 from tuner.space import SCHEDULE, Candidate, Knob, candidate_of, knobs, narrowed
@@ -89,8 +90,30 @@ class Workshop:
                 "keep": 0,
                 "scales": "shared",
             },
-            own_options(self.bench.config.target),
+            {
+                **own_options(self.bench.config.target),
+                **{name: values[0] for name, values in self.plan_knobs.choices.items()},
+            },
         )
+
+    @cached_property
+    def plan_knobs(self) -> PlanKnobs:
+        """What can be searched of plans, besides their graphs; nothing where there are none.
+
+        Raises:
+            InputError: The latencies given are of no choice whole.
+        """
+        bench = self.bench
+        if not bench.ahead:
+            return PlanKnobs()
+        names = {each.name for each in bench.precisions} | {FULL_PRECISION.name}
+        return weights_knob(bench.export, names, bench.latencies, runs=False)
+
+    def session(self, candidate: Candidate) -> OrtOptions:
+        """Return how a candidate's sessions are made; what is of plans alone is not in it."""
+        given = candidate.options
+        own = {name: given[name] for name in given if name not in self.plan_knobs.choices}
+        return session_options(self.bench.config.target, own)
 
     @property
     def blocks(self) -> int:
@@ -112,8 +135,8 @@ class Workshop:
             steps=min(job.sampler.steps for job in bench.jobs.values()),
             blocks=self.blocks,
             precisions=bench.precisions,
-            options=option_choices(bench.config.target),
-            says=SAYS,
+            options={**option_choices(bench.config.target), **self.plan_knobs.choices},
+            says={**SAYS, **self.plan_knobs.says},
             baselines=sorted(names),
         )
         try:
@@ -131,7 +154,11 @@ class Workshop:
         Raises:
             ValueError: It is not.
         """
-        if knob.kind == "backend":
+        if knob.name in self.plan_knobs.choices:
+            if choice not in self.plan_knobs.choices[knob.name]:
+                offered = ", ".join(map(str, self.plan_knobs.choices[knob.name]))
+                raise ValueError(f"knob {knob.name!r} has {offered}, not {choice!r}")
+        elif knob.kind == "backend":
             session_options(self.bench.config.target, {knob.name: choice})
         elif knob.name in ("windows", "clip"):
             Recipe(**{knob.name: choice})  # type: ignore[arg-type]
@@ -151,7 +178,10 @@ class Workshop:
         Raises:
             BackendError: One cannot be built or loaded.
         """
-        setting = candidate.setting
+        # What stands in for plans is the same however these are built.
+        setting = candidate.setting.changed(
+            **{name: values[0] for name, values in self.plan_knobs.choices.items()}
+        )
         if setting in self._loaded:
             self._loaded[setting] = self._loaded.pop(setting)  # asked for last
             return self._loaded[setting]
@@ -160,7 +190,7 @@ class Workshop:
             for other in [each for each in self._loaded if each != self.default][:-1]:
                 del self._loaded[other]
             names = {each.name for each in self.bench.precisions} | {FULL_PRECISION.name}
-            options = session_options(self.bench.config.target, setting.options)
+            options = self.session(setting)
             loaded: dict[str, Backend] = {}
             built: dict[str, Mapping[str, int]] = {}
             keys: dict[str, str] = {}

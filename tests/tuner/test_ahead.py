@@ -53,13 +53,21 @@ def content(export_: Export, **changes: object) -> dict[str, Any]:
         "device": "a test's GPU",
         "target": "rtx-sm89",
         "shape": {"batch": batch, "prompt": prompt, "answer": answer},
-        "passes": {
-            name: {"ms": ms, "low": 0.98 * ms, "high": 1.03 * ms}
-            for name, ms in zip(NAMES, (4.0, 2.0, 1.0, 1.9), strict=True)
-        },
+        "rows": [row(name, ms) for name, ms in zip(NAMES, (4.0, 2.0, 1.0, 1.9), strict=True)],
         "switch_ms": 0.25,
     }
     return whole | changes
+
+
+def row(name: str, ms: float, **more: object) -> dict[str, Any]:
+    return {
+        "precision": name,
+        "latency_ms": ms,
+        "low": 0.98 * ms,
+        "high": 1.03 * ms,
+        "n": 90,
+        **more,
+    }
 
 
 @pytest.fixture
@@ -188,12 +196,32 @@ def test_what_cannot_be_had_is_told_before_anything_is_built(
     ("changes", "says"),
     [
         ({"format": "cadenza-latencies/9"}, "is not 'cadenza-latencies/1'"),
-        ({"switch_ms": -0.5}, "switch_ms: must be at least 0, got -0.5"),
+        ({"switch_ms": -0.5}, "switch_ms: must be at least 0 and at most"),
         ({"source": "guessed"}, "must be measured or predicted"),
         ({"shape": {"batch": 2, "prompt": 16, "answer": 24}}, "was measured at a batch of 2"),
-        ({"passes": {"fp32": {"ms": 1, "low": 1, "high": 1}}}, "has no latency of fp16"),
-        ({"passes": {"fp16": {"ms": 1, "low": 2, "high": 3}}}, "0 < low <= ms <= high"),
-        ({"passes": {"fp16": {"ms": "1", "low": 1, "high": 3}}}, "must be a finite number"),
+        ({"rows": [row("fp32", 1.0)]}, "has no latency of fp16"),
+        ({"rows": [row("fp16", 1.0, low=2)]}, "0 < low <= latency_ms <= high"),
+        ({"rows": [row("fp16", 1.0, latency_ms="1")]}, "must be a finite number"),
+        ({"rows": [row("fp16", 1.0, n=0)]}, "rows: 0: n: must be"),
+        ({"rows": [row("fp16", 1.0, n="many")]}, "rows: 0: n: must be"),
+        (
+            {"rows": [row("fp16", 1.0, weights="both")]},
+            "must be input or constant, or absent; mend it",
+        ),
+        ({"rows": [row("fp16", 1.0), row("fp16", 2.0)]}, "fp16 stands there twice; keep one"),
+        (
+            {"rows": [row("fp16", 1.0, weights="input"), row("fp16", 2.0, weights="input")]},
+            "rows: 1: fp16 with weights input stands there twice",
+        ),
+        ({"rows": []}, "must be 1 to 256 rows, got 0"),
+        ({"rows": [{k: v for k, v in row("fp16", 1.0).items() if k != "n"}]}, "needs 'n'"),
+        ({"rows": [row("fp17", 1.0)]}, "precision: is none of fp32"),
+        (
+            {"rows": [row("fp16", 1.0, weights="input"), row("fp16", 2.0)]},
+            "fp16 stands there twice",
+        ),
+        ({"target": "rtx-sm86"}, "is of rtx-sm86, engines are built for rtx-sm89"),
+        ({"rows": {"fp16": 1.0}}, "rows: must be a list"),
     ],
 )
 def test_a_file_at_fault_is_refused(
@@ -202,14 +230,14 @@ def test_a_file_at_fault_is_refused(
     made = tmp_path / "latencies.json"
     made.write_text(json.dumps(content(ahead, **changes)))
     with pytest.raises(InputError, match=says):
-        latencies_from_file(made, ahead, ["fp16"])
+        latencies_from_file(made, ahead, ["fp16"], "rtx-sm89")
 
 
 def test_latencies_come_back_from_their_file(ahead: Export, file: Path, tmp_path: Path) -> None:
-    found = latencies_from_file(file, ahead, NAMES)
+    found = latencies_from_file(file, ahead, NAMES, "rtx-sm89")
     again = tmp_path / "again.json"
     again.write_text(json.dumps(found.to_json()))
-    assert latencies_from_file(again, ahead, NAMES) == found
+    assert latencies_from_file(again, ahead, NAMES, "rtx-sm89") == found
     assert isinstance(found, Latencies)
 
 
@@ -219,9 +247,10 @@ def test_predictions_rank_what_a_gpu_multiplies_faster(ahead: Export) -> None:
     names = [ahead.precisions[name] for name in NAMES]
     found = predicted_latencies(ahead, gpu_from_name("L4"), "rtx-sm89", names)
     assert found.source == "predicted"
-    ms = {name: each.median for name, each in found.passes.items()}
+    ms = {name: each.median for name, each in found.passes().items()}
     assert ms["int8"] <= ms["fp16"] <= ms["fp32"]
-    assert all(each.low == each.median == each.high for each in found.passes.values())
+    assert all(each.low == each.median == each.high for each in found.passes().values())
+    assert all(each.n is None and each.weights is None for each in found.rows)
 
 
 def test_every_tensor_of_an_exported_graph_is_bound_as_a_plan_s_would_be(ahead: Export) -> None:
