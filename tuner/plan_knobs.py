@@ -79,6 +79,21 @@ def weights_knob(
     return PlanKnobs({"weights": found}, says, (note,))
 
 
+def plan_graph(folder: Export, name: str, scales: str, weights: str = INPUT) -> str:
+    """Return the id of the graph that TensorRT builds.
+
+    Args:
+        folder: Has the graphs.
+        name: Of the precision.
+        scales: "shared" or "window", of the recipe.
+        weights: "input": its weights are inputs, where they fuse so; or "constant".
+    """
+    static = folder.precisions[name].has_static_scales and scales == "shared"
+    stem = f"{name}.all" if static else name
+    bare = f"{stem}.bare.serve"
+    return bare if weights == INPUT and bare in folder.graphs else f"{stem}.serve"
+
+
 def has_both(export: Export, name: str) -> bool:
     """Return whether a precision's plan can be built with its weights as inputs."""
     return any(f"{stem}.bare.serve" in export.graphs for stem in (name, f"{name}.all"))

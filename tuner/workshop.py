@@ -25,12 +25,16 @@ from engines.options import SAYS, OrtOptions, option_choices, own_options, sessi
 from engines.precision import FULL_PRECISION
 from engines.sampler import Pass, Request
 from engines.schedule import SamplerConfig, Schedule
+from engines.targets import target_from_name
 from engines.trace import Trace, record
+from engines.trt import TrtOptions
+from engines.trt_run import Device
 from exporter.calibrate import read_calibration
 from exporter.folder import CALIBRATION, Export, Recipe, read_export
 from exporter.parity import states_from_requests
 from exporter.requantize import requantize
 from tuner.evaluate import EVALUATION_BATCH, Fleet, Item
+from tuner.plan_engines import plan_fleet
 from tuner.plan_knobs import PlanKnobs, weights_knob
 from tuner.ranking import rank_blocks
 from tuner.rule import check_rule
@@ -52,6 +56,8 @@ class Engines:
         graphs: Id of each precision's serve graph in the folder.
         built: Kernels of each precision's products, as read back.
         options: How the sessions were made.
+        device: The GPU on which they are plans; "" where they are sessions.
+        close: Lets go of what is not Python's.
     """
 
     folder: Export
@@ -59,6 +65,8 @@ class Engines:
     graphs: Mapping[str, str]
     built: Mapping[str, Mapping[str, int]]
     options: OrtOptions
+    device: str = ""
+    close: Callable[[], None] = lambda: None
 
 
 @dataclass
@@ -107,7 +115,7 @@ class Workshop:
         if not bench.ahead:
             return PlanKnobs()
         names = {each.name for each in bench.precisions} | {FULL_PRECISION.name}
-        return weights_knob(bench.export, names, bench.latencies, runs=False)
+        return weights_knob(bench.export, names, bench.latencies, runs=bench.plans_here)
 
     def session(self, candidate: Candidate) -> OrtOptions:
         """Return how a candidate's sessions are made; what is of plans alone is not in it."""
@@ -178,31 +186,64 @@ class Workshop:
         Raises:
             BackendError: One cannot be built or loaded.
         """
-        # What stands in for plans is the same however these are built.
-        setting = candidate.setting.changed(
-            **{name: values[0] for name, values in self.plan_knobs.choices.items()}
-        )
+        setting = candidate.setting
+        if self.bench.stands_in:
+            setting = self._standing_in(setting)
         if setting in self._loaded:
             self._loaded[setting] = self._loaded.pop(setting)  # asked for last
             return self._loaded[setting]
         with self.watch(BUILD):
             folder = self._folder(setting)
             for other in [each for each in self._loaded if each != self.default][:-1]:
-                del self._loaded[other]
-            names = {each.name for each in self.bench.precisions} | {FULL_PRECISION.name}
-            options = self.session(setting)
-            loaded: dict[str, Backend] = {}
-            built: dict[str, Mapping[str, int]] = {}
-            keys: dict[str, str] = {}
-            graphs: dict[str, str] = {}
-            for name in sorted(names):
-                graphs[name], spec = engine_spec(folder, name, setting.scales, options)
-                keys[name] = engine_key(spec)
-                engine = self.bench.cache.engine(spec, self.built)
-                loaded[name], built[name] = engine, engine.built
-            fleet = Fleet(loaded, keys, folder.model)
-            self._loaded[setting] = Engines(folder, fleet, graphs, built, options)
+                self._loaded.pop(other).close()
+            load = self._plans if self.bench.plans_here else self._sessions
+            self._loaded[setting] = load(folder, setting)
         return self._loaded[setting]
+
+    def stand_ins(self, candidate: Candidate) -> Engines:
+        """Return what stands in for a candidate's plans on a processor, for TensorRT's targets.
+
+        Raises:
+            BackendError: One cannot be built or loaded.
+        """
+        setting = self._standing_in(candidate.setting)
+        if self.bench.stands_in:
+            return self.engines(candidate)
+        with self.watch(BUILD):
+            return self._sessions(self._folder(setting), setting)
+
+    def _standing_in(self, setting: Candidate) -> Candidate:
+        """Return a setting as stand-ins see it: the same however plans are built."""
+        usual = {name: values[0] for name, values in self.plan_knobs.choices.items()}
+        return setting.changed(**usual)
+
+    @cached_property
+    def _device(self) -> Device:
+        """The GPU, held as long as this process lives."""
+        return Device.open(target_from_name(self.bench.config.target))
+
+    def _plans(self, folder: Export, setting: Candidate) -> Engines:
+        """Return a setting's engines as plans on this machine's GPU; not executed."""
+        made = plan_fleet(self.bench, folder, setting, TrtOptions(), self._device, self.built)
+        options = self.session(setting)
+        return Engines(
+            folder, made.fleet, made.graphs, made.built, options, self._device.name, made.close
+        )
+
+    def _sessions(self, folder: Export, setting: Candidate) -> Engines:
+        """Return a setting's engines as sessions of ONNX Runtime."""
+        names = {each.name for each in self.bench.precisions} | {FULL_PRECISION.name}
+        options = self.session(setting)
+        loaded: dict[str, Backend] = {}
+        built: dict[str, Mapping[str, int]] = {}
+        keys: dict[str, str] = {}
+        graphs: dict[str, str] = {}
+        for name in sorted(names):
+            graphs[name], spec = engine_spec(folder, name, setting.scales, options)
+            keys[name] = engine_key(spec)
+            engine = self.bench.cache.engine(spec, self.built)
+            loaded[name], built[name] = engine, engine.built
+        return Engines(folder, Fleet(loaded, keys, folder.model), graphs, built, options)
 
     @cached_property
     def traces(self) -> dict[str, list[Trace]]:
