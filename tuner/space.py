@@ -289,6 +289,25 @@ def default_candidate(space: Sequence[Knob]) -> Candidate:
     return Candidate.of({knob.name: knob.choices[0] for knob in space})
 
 
+def rule_parts(rule: str) -> tuple[str, str]:
+    """Return the kind of a rule of the knob `schedule`, and what it names: a precision, K, a file.
+
+    The kind is UNIFORM, SPEND or BASELINE.
+
+    Raises:
+        ValueError: It is none of these, or names nothing; or a share is no whole number up to 100.
+    """
+    kind = next((each for each in (UNIFORM, SPEND, BASELINE) if rule.startswith(each)), "")
+    named = rule.removeprefix(kind)
+    share = named.isascii() and named.isdecimal() and int(named) <= 100
+    if not kind or not named or (kind == SPEND and not share):
+        raise ValueError(
+            f"a schedule's rule is {UNIFORM}P, {SPEND}K with K up to 100, or {BASELINE}NAME, got "
+            f"{rule!r}"
+        )
+    return kind, named
+
+
 def first_candidates(space: Sequence[Knob]) -> list[Candidate]:
     """Return the candidates that every search of ours begins with, in their order.
 
@@ -297,13 +316,11 @@ def first_candidates(space: Sequence[Knob]) -> list[Candidate]:
     """
     default = default_candidate(space)
     rules = next(knob.choices for knob in space if knob.name == SCHEDULE)
-    spends = [rule for rule in rules if str(rule).startswith(SPEND)]
-    order = [
-        *spends[:1],
-        *(rule for rule in rules if str(rule).startswith(UNIFORM)),
-        *spends[1:3],
-        *(rule for rule in rules if str(rule).startswith(BASELINE)),
-    ]
+    by_kind: dict[str, list[Value]] = {UNIFORM: [], SPEND: [], BASELINE: []}
+    for rule in rules:
+        by_kind[rule_parts(str(rule))[0]].append(rule)
+    spends = by_kind[SPEND]
+    order = [*spends[:1], *by_kind[UNIFORM], *spends[1:3], *by_kind[BASELINE]]
     first = [default.changed(schedule=rule) for rule in order]
     for knob in space:
         if knob.kind == "backend":

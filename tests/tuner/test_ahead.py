@@ -134,6 +134,21 @@ def test_a_tune_for_a_gpu_that_is_not_here_ends_with_plans_and_what_stands_in(
     assert {engine.built["system"] for engine in plans.values()} == {machine()["system"]}
 
 
+def test_plans_to_be_built_are_counted_and_those_that_are_there_are_told(
+    measured: Said, tuner: Tuner, file: Path
+) -> None:
+    asked = (*ASKED, "--latencies", file, "--dry-run")
+    found = tuner(*asked, "--json").json
+    assert found["plans"] == 2  # fp16 and int8
+    cached, of = found["plans_cached"]
+    used = [name for name in read_bundle(measured.bundle).manifest.engines if "rtx" in name]
+    assert len(used) <= cached <= of == 2
+    told = next(line for line in tuner(*asked).out.splitlines() if "plans of TensorRT" in line)
+    assert f"2 at most; of the default's {cached} of 2 are in the cache" in told
+    fresh = tuner(*asked, "--json", "--cache", tuner.bundle.parent / "empty").json
+    assert fresh["plans_cached"] == [0, 2]
+
+
 def test_what_was_measured_elsewhere_is_told_as_such(measured: Said) -> None:
     raw = json.loads((measured.bundle / "manifest.json").read_text())
     for task in raw["tasks"].values():

@@ -18,6 +18,7 @@ from tuner.space import (
     first_candidates,
     knobs,
     offers,
+    rule_parts,
     size,
 )
 
@@ -192,3 +193,26 @@ def test_a_knob_needs_different_choices() -> None:
         Knob("clip", (1.0, 1.0), "recipe", "clip")
     with pytest.raises(ValueError, match="different choices"):
         Knob("clip", (), "recipe", "clip")
+
+
+@pytest.mark.parametrize(
+    ("rule", "parts"),
+    [
+        ("uniform-int8-w", ("uniform-", "int8-w")),
+        ("spend-0", ("spend-", "0")),
+        ("spend-100", ("spend-", "100")),
+        ("baseline-uniform-mine", ("baseline-", "uniform-mine")),
+    ],
+)
+def test_a_rule_is_its_kind_and_what_it_names(rule: str, parts: tuple[str, str]) -> None:
+    assert rule_parts(rule) == parts
+    assert "".join(rule_parts(rule)) == rule
+
+
+@pytest.mark.parametrize(
+    "rule",
+    ["", "spend", "spend-", "spend-101", "spend-1.5", "spend-²", "uniform-", "Best-int8"],
+)
+def test_what_is_no_rule_has_no_parts(rule: str) -> None:
+    with pytest.raises(ValueError, match="a schedule's rule is"):
+        rule_parts(rule)
