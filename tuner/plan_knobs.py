@@ -26,11 +26,13 @@ class PlanKnobs:
         choices: By the knob's name, the default first.
         says: What each changes.
         notes: Why others are not offered, a sentence each.
+        possible: Values that may be asked for, offered or not, by the knob's name.
     """
 
     choices: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     says: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    possible: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
 
 
 def weights_knob(
@@ -51,17 +53,19 @@ def weights_knob(
     if not both:
         return PlanKnobs()
     says, default = {"weights": _SAYS}, {"weights": (INPUT,)}
+    every = {"weights": WEIGHTS}
     if runs:
-        return PlanKnobs({"weights": WEIGHTS}, says)
+        return PlanKnobs(every, says, possible=every)
     if latencies is None or not any(row.weights for row in latencies.rows):
         why = "are not told apart by the file of latencies"
         if latencies is None or latencies.source == "predicted":
             why = "take equally long by a prediction"
         note = (
-            f"weights are inputs of the plans: inputs and constants {why}, so the search is not "
-            f"offered the choice; cadenza bench on the GPU times both"
+            f"weights: inputs and constants {why}, so the search is not offered the choice; "
+            f"cadenza bench on the GPU times both"
         )
-        return PlanKnobs(default, says, (note,))
+        predicted = latencies is None or latencies.source == "predicted"
+        return PlanKnobs(default, says, (note,), every if predicted else default)
     found = tuple(each for each in WEIGHTS if all(latencies.tells(name, each) for name in both))
     if not found:
         raise InputError(
@@ -69,14 +73,14 @@ def weights_knob(
             f"{', '.join(both)}; measure the missing ones with cadenza bench"
         )
     if found == WEIGHTS:
-        return PlanKnobs({"weights": found}, says)
+        return PlanKnobs(every, says, possible=every)
     other = CONSTANT if found == (INPUT,) else INPUT
     missing = [name for name in both if not latencies.tells(name, other)]
     note = (
-        f"weights are {found[0]}s of the plans: with {other}s the latencies lack "
+        f"weights: only {found[0]}s are tried, as {other}s the latencies lack "
         f"{', '.join(missing)}; cadenza bench on the GPU times both"
     )
-    return PlanKnobs({"weights": found}, says, (note,))
+    return PlanKnobs({"weights": found}, says, (note,), {"weights": found})
 
 
 def has_both(export: Export, name: str) -> bool:

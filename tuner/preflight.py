@@ -115,7 +115,14 @@ def foreseen(shop: Workshop, a_row: float | None) -> Plan:
         memory_free_mib=now.get("available_mib"),
         notes=(),
     )
-    notes = [*shop.plan_knobs.notes, busy(now), _short_of_disk(plan), _short_of_memory(plan)]
+    pins = [f"pinned: {name} {shop.default[name]}" for name in config.pinned]
+    notes = [
+        *pins,
+        *shop.plan_knobs.notes,
+        busy(now),
+        _short_of_disk(plan),
+        _short_of_memory(plan),
+    ]
     return Plan(**{**asdict(plan), "notes": tuple(note for note in notes if note)})
 
 

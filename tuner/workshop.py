@@ -80,6 +80,17 @@ class Workshop:
 
     @property
     def default(self) -> Candidate:
+        """The export's own recipe with the default options, and what is pinned: the yardstick."""
+        own = self._own
+        pinned = {
+            name: type(own[name])(value)
+            for name, value in self.bench.config.pinned.items()
+            if name in own.values  # what is unknown or of another kind `space` refuses
+        }
+        return own.changed(**pinned)
+
+    @property
+    def _own(self) -> Candidate:
         """The export's own recipe with the default options."""
         recipe = self.bench.export.recipe
         return candidate_of(
@@ -130,7 +141,7 @@ class Workshop:
         bench = self.bench
         names = {label for job in bench.jobs for label in bench.baselines_of(job)}
         offered = knobs(
-            self.default,
+            self._own,
             quantizers=tuple(bench.exports),
             steps=min(job.sampler.steps for job in bench.jobs.values()),
             blocks=self.blocks,
@@ -140,7 +151,7 @@ class Workshop:
             baselines=sorted(names),
         )
         try:
-            chosen = narrowed(offered, dict(bench.config.space))
+            chosen = narrowed(offered, bench.config.choices, bench.config.pinned)
             for knob in chosen:
                 for choice in knob.choices:
                     self._check_choice(knob, choice, names)
@@ -155,9 +166,11 @@ class Workshop:
             ValueError: It is not.
         """
         if knob.name in self.plan_knobs.choices:
-            if choice not in self.plan_knobs.choices[knob.name]:
-                offered = ", ".join(map(str, self.plan_knobs.choices[knob.name]))
-                raise ValueError(f"knob {knob.name!r} has {offered}, not {choice!r}")
+            possible = self.plan_knobs.possible[knob.name]
+            if choice not in possible:
+                raise ValueError(
+                    f"knob {knob.name!r} has {', '.join(map(str, possible))}, not {choice!r}"
+                )
         elif knob.kind == "backend":
             session_options(self.bench.config.target, {knob.name: choice})
         elif knob.name in ("windows", "clip"):
@@ -179,15 +192,14 @@ class Workshop:
             BackendError: One cannot be built or loaded.
         """
         # What stands in for plans is the same however these are built.
-        setting = candidate.setting.changed(
-            **{name: values[0] for name, values in self.plan_knobs.choices.items()}
-        )
+        setting = self._loadable(candidate)
         if setting in self._loaded:
             self._loaded[setting] = self._loaded.pop(setting)  # asked for last
             return self._loaded[setting]
         with self.watch(BUILD):
             folder = self._folder(setting)
-            for other in [each for each in self._loaded if each != self.default][:-1]:
+            default = self._loadable(self.default)
+            for other in [each for each in self._loaded if each != default][:-1]:
                 del self._loaded[other]
             names = {each.name for each in self.bench.precisions} | {FULL_PRECISION.name}
             options = self.session(setting)
@@ -204,10 +216,16 @@ class Workshop:
             self._loaded[setting] = Engines(folder, fleet, graphs, built, options)
         return self._loaded[setting]
 
+    def _loadable(self, candidate: Candidate) -> Candidate:
+        """Return a setting whose engines are a candidate's: how plans are built is not in it."""
+        usual = {name: values[0] for name, values in self.plan_knobs.choices.items()}
+        return candidate.setting.changed(**usual)
+
     @cached_property
     def traces(self) -> dict[str, list[Trace]]:
         """Full-precision trajectories of every task's calibration prompts."""
-        fleet = self.engines(self.default).fleet
+        # Which blocks are kept changes nothing of full precision, and is found by these traces.
+        fleet = self.engines(self.default.changed(keep=0)).fleet
         full = fleet.engines[FULL_PRECISION.name]
         with self.watch(EVALUATE):
             return {
