@@ -151,6 +151,7 @@ _FLAG = _Field(_flag, "true or false")
 _WORD = _Field(_text, "a text")
 _WORDS = _Field(_text, "a list of texts", many=True)
 _PATHS = _Field(_path, "a list of paths", many=True)
+_ROUTES = _Field(_text, "a value or a list of values", many=True, one=True)
 _CHOICES = _Field(_any, "a value or a list of values", many=True, one=True)
 
 # Every key; one that ends with a star is open: any name may stand there.
@@ -310,7 +311,9 @@ def _walk(node: Any, key: str, where: str, folder: Path, found: dict[str, Source
         if node.id == "scalar" and _Scalar(node.value, node.style is not None, folder).null:
             return
         raise InputError(f"{at}: {key} must be a mapping of keys to values")
-    value = _value(node, key, KEYS[_field_of(key)], at, folder)
+    # A build route's values are words to TensorRT, whatever they look like.
+    field = _ROUTES if key.startswith("space.-") else KEYS[_field_of(key)]
+    value = _value(node, key, field, at, folder)
     if value is not None:  # null stands for "not given"
         found[key] = Sourced(value, at)
 

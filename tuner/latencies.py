@@ -25,7 +25,8 @@ from engines.gpus import Gpu, gpu_from_name, typical
 from engines.noise import Interval
 from engines.options import INPUT, WEIGHTS
 from engines.precision import EXECUTED, FULL_PRECISION, Precision
-from engines.targets import target_from_name
+from engines.targets import Target, refusal, target_from_name
+from engines.trt_run import cannot_run
 from exporter.folder import Export
 from exporter.gemms import pass_from_file
 from tuner.config import TuneConfig
@@ -146,8 +147,19 @@ def shape_of(export: Export) -> tuple[int, int, int]:
     return export.shape.batch[1], export.shape.prompt[1], answer
 
 
+def elsewhere(target: Target) -> str | None:
+    """Return why a target's plans do not run and are not timed here, a sentence; None if they are.
+
+    Everything is held against full precision, so that must be among them.
+
+    Args:
+        target: One of TensorRT.
+    """
+    return cannot_run(target) or refusal(target, FULL_PRECISION.name)
+
+
 def given_latencies(
-    config: TuneConfig, export: Export, precisions: Sequence[Precision]
+    config: TuneConfig, export: Export, precisions: Sequence[Precision], here: bool
 ) -> Latencies | None:
     """Return the latencies of engines that do not run here; None where they do, or none are asked.
 
@@ -155,11 +167,12 @@ def given_latencies(
         config: What is asked for.
         export: Whose engines they are of.
         precisions: The candidates.
+        here: Whether the target's engines are timed on this machine.
 
     Raises:
-        InputError: The file is at fault, or there is none and one is needed.
+        InputError: The file is at fault, or there is none and one is needed, or one that is not.
     """
-    if not target_from_name(config.target).ahead:
+    if here:
         if config.latencies is not None or config.gpu is not None:
             raise InputError(
                 f"target {config.target} is timed here; leave --latencies and --gpu out, or name "

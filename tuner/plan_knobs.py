@@ -1,7 +1,7 @@
-"""Knobs of plans: how they are given their weights.
+"""Knobs of plans: how they are given their weights, and the build routes of their module.
 
-A knob is offered only where something tells its choices apart: a GPU here, which times plans, or a
-file of latencies that has rows for both.  Where it is not, a note says why.  Pure.
+A knob is offered only where something tells its choices apart: a GPU here, which times plans, or,
+for weights, a file of latencies that has rows for both.  Where it is not, a note says why.  Pure.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from engines.errors import InputError
+from engines.module_routes import ModuleRoutes
 from engines.options import CONSTANT, INPUT, WEIGHTS
+from engines.routes import MOST_SEARCHED, space_of
 from exporter.folder import Export
+from tuner.config import TuneConfig
 from tuner.latencies import Latencies
 from tuner.space import Value
 
@@ -33,6 +36,55 @@ class PlanKnobs:
     says: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     possible: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+
+    def joined(self, other: PlanKnobs) -> PlanKnobs:
+        """Return these and others, which have other names."""
+        return PlanKnobs(
+            choices={**self.choices, **other.choices},
+            says={**self.says, **other.says},
+            notes=(*self.notes, *other.notes),
+            possible={**self.possible, **other.possible},
+        )
+
+
+def is_route(name: str) -> bool:
+    """Return whether a knob is a build route: no other's name begins with a dash."""
+    return name.startswith("-")
+
+
+def route_knobs(module: ModuleRoutes, config: TuneConfig) -> PlanKnobs:
+    """Return the build routes that are searched, each at its default first.
+
+    Args:
+        module: What it lists, and why its plans are not timed here, if they are not.
+        config: May name routes and their choices; these come first.
+
+    Raises:
+        InputError: A route that is asked for is none, or has no such value, names the nearest; or
+            it cannot be searched here.
+    """
+    asked: dict[str, tuple[str, ...]] = {}
+    for name, values in {**config.choices, **{k: (v,) for k, v in config.pinned.items()}}.items():
+        if is_route(name):
+            asked[name] = tuple(map(str, values))
+    if not module.knobs:
+        space_of((), given=asked)  # refuses every one
+        return PlanKnobs(notes=(f"build routes: {module.says}",))
+    if module.why_not_timed is not None:
+        if asked:
+            raise InputError(
+                f"the build route {next(iter(asked))} is tried only where plans are timed, and "
+                f"{module.why_not_timed.rstrip('.')}; leave it out"
+            )
+        note = f"build routes: {module.says} not searched, for {module.why_not_timed}"
+        return PlanKnobs(notes=(note,))
+    by_option = {knob.option: knob for knob in module.knobs}
+    offered = space_of(module.knobs, max(MOST_SEARCHED, len(asked)), asked)
+    choices: dict[str, tuple[Value, ...]] = {
+        name: offered.get(name, (by_option[name].default,)) for name in {**asked, **offered}
+    }
+    says = {name: by_option[name].help or "a build route of TensorRT" for name in choices}
+    return PlanKnobs(choices=choices, says=says, possible=choices)
 
 
 def weights_knob(
@@ -81,6 +133,21 @@ def weights_knob(
         f"{', '.join(missing)}; cadenza bench on the GPU times both"
     )
     return PlanKnobs({"weights": found}, says, (note,), {"weights": found})
+
+
+def plan_graph(folder: Export, name: str, scales: str, weights: str = INPUT) -> str:
+    """Return the id of the graph that TensorRT builds.
+
+    Args:
+        folder: Has the graphs.
+        name: Of the precision.
+        scales: "shared" or "window", of the recipe.
+        weights: "input": its weights are inputs, where they fuse so; or "constant".
+    """
+    static = folder.precisions[name].has_static_scales and scales == "shared"
+    stem = f"{name}.all" if static else name
+    bare = f"{stem}.bare.serve"
+    return bare if weights == INPUT and bare in folder.graphs else f"{stem}.serve"
 
 
 def has_both(export: Export, name: str) -> bool:

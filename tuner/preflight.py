@@ -144,7 +144,7 @@ def planned(
     check_output(config.output, force=force or is_bundle(config.output))
     job = next(iter(bench.jobs.values()))
     a_row = seconds_a_row(bench.export, config.target, job.tuning, job.sampler)
-    return foreseen(Workshop(bench, config.output), a_row)
+    return foreseen(Workshop(bench, config.output, keeps=False), a_row)
 
 
 def check(plan: Plan, output: Path) -> None:

@@ -254,7 +254,7 @@ def _against(
     None where there is none, where the two are far apart, or where they run the same.
     """
     bench = contest.bench
-    measured = bench.timed and not bench.ahead
+    measured = bench.timed and bench.latencies is None
     if best is None or not measured or not set(runs) <= set(best.tasks):
         return None
     if not best.cost > 0.0 or not 1.0 / _CLOSE <= cost / best.cost <= _CLOSE:
