@@ -75,6 +75,14 @@ def test_a_whole_file_becomes_a_config(tmp_path: Path) -> None:
     assert config.floor_of("edit") == 1.5
 
 
+def test_a_route_s_values_are_words_whatever_they_look_like(tmp_path: Path) -> None:
+    text = "exports: [e]\noutput: b\nspace: {-kgen:codegen:cuda_tile: [0, 2]}\n"
+    found = read(tmp_path, text, "space.-peep:max=4", "space.-slice_fusion=off")
+    assert found["space.-kgen:codegen:cuda_tile"] == ("0", "2")
+    assert config_of(found).pinned == {"-peep:max": "4", "-slice_fusion": "off"}
+    assert read(tmp_path, found.to_yaml())["space.-peep:max"] == "4"
+
+
 def test_one_value_pins_a_knob_and_a_list_of_one_does_not(tmp_path: Path) -> None:
     for text, value in (("window", "window"), ("[window]", ("window",)), ("3", 3)):
         found = read(tmp_path, "exports: [e]\noutput: b\n", f"space.scales={text}")
