@@ -1,7 +1,7 @@
-"""Knobs of plans: how they are given their weights.
+"""Knobs of plans: how they are given their weights, and the build routes of their module.
 
-A knob is offered only where something tells its choices apart: a GPU here, which times plans, or a
-file of latencies that has rows for both.  Where it is not, a note says why.  Pure.
+A knob is offered only where something tells its choices apart: a GPU here, which times plans, or,
+for weights, a file of latencies that has rows for both.  Where it is not, a note says why.  Pure.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from engines.errors import InputError
+from engines.module_routes import ModuleRoutes
 from engines.options import CONSTANT, INPUT, WEIGHTS
+from engines.routes import MOST_SEARCHED, space_of
 from exporter.folder import Export
+from tuner.config import TuneConfig
 from tuner.latencies import Latencies
 from tuner.space import Value
 
@@ -26,11 +29,62 @@ class PlanKnobs:
         choices: By the knob's name, the default first.
         says: What each changes.
         notes: Why others are not offered, a sentence each.
+        possible: Values that may be asked for, offered or not, by the knob's name.
     """
 
     choices: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     says: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    possible: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+
+    def joined(self, other: PlanKnobs) -> PlanKnobs:
+        """Return these and others, which have other names."""
+        return PlanKnobs(
+            choices={**self.choices, **other.choices},
+            says={**self.says, **other.says},
+            notes=(*self.notes, *other.notes),
+            possible={**self.possible, **other.possible},
+        )
+
+
+def is_route(name: str) -> bool:
+    """Return whether a knob is a build route: no other's name begins with a dash."""
+    return name.startswith("-")
+
+
+def route_knobs(module: ModuleRoutes, config: TuneConfig) -> PlanKnobs:
+    """Return the build routes that are searched, each at its default first.
+
+    Args:
+        module: What it lists, and why its plans are not timed here, if they are not.
+        config: May name routes and their choices; these come first.
+
+    Raises:
+        InputError: A route that is asked for is none, or has no such value, names the nearest; or
+            it cannot be searched here.
+    """
+    asked: dict[str, tuple[str, ...]] = {}
+    for name, values in {**config.choices, **{k: (v,) for k, v in config.pinned.items()}}.items():
+        if is_route(name):
+            asked[name] = tuple(map(str, values))
+    if not module.knobs:
+        space_of((), given=asked)  # refuses every one
+        return PlanKnobs(notes=(f"build routes: {module.says}",))
+    if module.why_not_timed is not None:
+        if asked:
+            raise InputError(
+                f"the build route {next(iter(asked))} is tried only where plans are timed, and "
+                f"{module.why_not_timed.rstrip('.')}; leave it out"
+            )
+        note = f"build routes: {module.says} not searched, for {module.why_not_timed}"
+        return PlanKnobs(notes=(note,))
+    by_option = {knob.option: knob for knob in module.knobs}
+    offered = space_of(module.knobs, max(MOST_SEARCHED, len(asked)), asked)
+    choices: dict[str, tuple[Value, ...]] = {
+        name: offered.get(name, (by_option[name].default,)) for name in {**asked, **offered}
+    }
+    says = {name: by_option[name].help or "a build route of TensorRT" for name in choices}
+    return PlanKnobs(choices=choices, says=says, possible=choices)
 
 
 def weights_knob(
@@ -51,17 +105,19 @@ def weights_knob(
     if not both:
         return PlanKnobs()
     says, default = {"weights": _SAYS}, {"weights": (INPUT,)}
+    every = {"weights": WEIGHTS}
     if runs:
-        return PlanKnobs({"weights": WEIGHTS}, says)
+        return PlanKnobs(every, says, possible=every)
     if latencies is None or not any(row.weights for row in latencies.rows):
         why = "are not told apart by the file of latencies"
         if latencies is None or latencies.source == "predicted":
             why = "take equally long by a prediction"
         note = (
-            f"weights are inputs of the plans: inputs and constants {why}, so the search is not "
-            f"offered the choice; cadenza bench on the GPU times both"
+            f"weights: inputs and constants {why}, so the search is not offered the choice; "
+            f"cadenza bench on the GPU times both"
         )
-        return PlanKnobs(default, says, (note,))
+        predicted = latencies is None or latencies.source == "predicted"
+        return PlanKnobs(default, says, (note,), every if predicted else default)
     found = tuple(each for each in WEIGHTS if all(latencies.tells(name, each) for name in both))
     if not found:
         raise InputError(
@@ -69,14 +125,14 @@ def weights_knob(
             f"{', '.join(both)}; measure the missing ones with cadenza bench"
         )
     if found == WEIGHTS:
-        return PlanKnobs({"weights": found}, says)
+        return PlanKnobs(every, says, possible=every)
     other = CONSTANT if found == (INPUT,) else INPUT
     missing = [name for name in both if not latencies.tells(name, other)]
     note = (
-        f"weights are {found[0]}s of the plans: with {other}s the latencies lack "
+        f"weights: only {found[0]}s are tried, as {other}s the latencies lack "
         f"{', '.join(missing)}; cadenza bench on the GPU times both"
     )
-    return PlanKnobs({"weights": found}, says, (note,))
+    return PlanKnobs({"weights": found}, says, (note,), {"weights": found})
 
 
 def plan_graph(folder: Export, name: str, scales: str, weights: str = INPUT) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from engines.plans import built_plan, engine_entry, read_back
-from engines.trt import TrtOptions
 from exporter.typed import quantized_elements
 from tuner.contest import Contest
 from tuner.plan_engines import plan_request
@@ -41,13 +40,13 @@ def plans_of(contest: Contest, candidate: Candidate, names: Sequence[str]) -> di
     """
     bench, engines = contest.bench, contest.shop.engines(candidate)
     folder = engines.folder
-    target = bench.config.target
+    target, options = bench.config.target, contest.shop.plan_options(candidate)
     digests = {path: entry.sha256 for path, entry in folder.files.items()}
     found = {}
     with contest.shop.watch(BUILD):
         for name in names:
             graph = plan_graph(folder, name, candidate.scales, candidate.weights)
-            request = plan_request(folder, graph, target, TrtOptions())
+            request = plan_request(folder, graph, target, options)
             bench.say(f"building {name} for {target}")
             plan = built_plan(
                 request, bench.cache, contest.shop.built, digests, bench.config.child_limit_s

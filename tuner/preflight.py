@@ -129,7 +129,14 @@ def foreseen(shop: Workshop, a_row: float | None) -> Plan:
         memory_free_mib=now.get("available_mib"),
         notes=(),
     )
-    notes = [*shop.plan_knobs.notes, busy(now), _short_of_disk(plan), _short_of_memory(plan)]
+    pins = [f"pinned: {name} {shop.default[name]}" for name in config.pinned]
+    notes = [
+        *pins,
+        *shop.plan_knobs.notes,
+        busy(now),
+        _short_of_disk(plan),
+        _short_of_memory(plan),
+    ]
     return Plan(**{**asdict(plan), "notes": tuple(note for note in notes if note)})
 
 
@@ -151,7 +158,7 @@ def planned(
     check_output(config.output, force=force or is_bundle(config.output))
     job = next(iter(bench.jobs.values()))
     a_row = seconds_a_row(bench.export, config.target, job.tuning, job.sampler)
-    return foreseen(Workshop(bench, config.output), a_row)
+    return foreseen(Workshop(bench, config.output, keeps=False), a_row)
 
 
 def check(plan: Plan, output: Path) -> None:

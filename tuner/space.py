@@ -43,6 +43,9 @@ _SAYS: dict[str, str] = {
 }
 ALL = "all"
 
+# Knobs whose value does not decide what ships: it is chosen among all schedules of a setting.
+NEVER_PINNED = ("precisions", SCHEDULE)
+
 
 @dataclass(frozen=True, slots=True)
 class Knob:
@@ -239,16 +242,27 @@ def knobs(
     )
 
 
-def narrowed(space: Sequence[Knob], wanted: Mapping[str, Sequence[Value]]) -> tuple[Knob, ...]:
+def narrowed(
+    space: Sequence[Knob],
+    wanted: Mapping[str, Sequence[Value]],
+    pinned: Mapping[str, Value] | None = None,
+) -> tuple[Knob, ...]:
     """Return knobs with the choices that a user wants in place of the built-in ones.
 
-    The default stays, and stays first: everything is compared with it.
+    The default stays, and stays first: everything is compared with it.  Of a pinned knob the value
+    is the default, and the only choice.
+
+    Args:
+        space: The knobs.
+        wanted: Choices by name.
+        pinned: One value by name.
 
     Raises:
         ValueError: There is no such knob, or a value is of another kind than the knob's.
     """
     known = {knob.name: knob for knob in space}
-    for name, choices in wanted.items():
+    alone = {name: (value,) for name, value in (pinned or {}).items()}
+    for name, choices in {**wanted, **alone}.items():
         if name not in known:
             raise ValueError(f"no knob {name!r}, only {', '.join(known)}")
         own = known[name].choices[0]
@@ -259,23 +273,15 @@ def narrowed(space: Sequence[Knob], wanted: Mapping[str, Sequence[Value]]) -> tu
             rules = known[name].choices
             if name in ("quantizer", "scales", "precisions") and choice not in rules:
                 raise ValueError(f"knob {name!r} has {', '.join(map(str, rules))}, not {choice!r}")
-    return tuple(
-        replace(
-            knob,
-            choices=tuple(
-                dict.fromkeys(
-                    (
-                        knob.choices[0],
-                        *(
-                            type(knob.choices[0])(each)
-                            for each in wanted.get(knob.name, knob.choices[1:])
-                        ),
-                    )
-                )
-            ),
-        )
-        for knob in space
-    )
+
+    def chosen(knob: Knob) -> tuple[Value, ...]:
+        own = knob.choices[0]
+        if knob.name in alone:
+            return (type(own)(alone[knob.name][0]),)
+        others = wanted.get(knob.name, knob.choices[1:])
+        return tuple(dict.fromkeys((own, *(type(own)(each) for each in others))))
+
+    return tuple(replace(knob, choices=chosen(knob)) for knob in space)
 
 
 def _kind(name: str) -> Kind:

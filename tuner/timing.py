@@ -168,7 +168,7 @@ def time_candidate(shop: Workshop, candidate: Candidate, sampler: SamplerConfig)
         )
     anchored = kept["pass"][_ANCHOR]
     first = anchored
-    if candidate.setting != shop.default:
+    if candidate.setting != shop.default.setting:
         reference = time_candidate(shop, shop.default, sampler)
         assert reference is not None, "simulated precisions are not timed"
         first = reference.anchor_ms

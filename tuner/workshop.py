@@ -10,7 +10,7 @@ stay loaded beside the two asked for last, so a long search needs no more memory
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,26 +20,29 @@ import numpy as np
 from engines.backend import Backend
 from engines.build import BuildLog, EngineSpec, digest_json, engine_key
 from engines.errors import BackendError, InputError
-from engines.model import ModelInfo
+from engines.module_routes import ModuleRoutes, routes_of
 from engines.options import SAYS, OrtOptions, option_choices, own_options, session_options
 from engines.precision import FULL_PRECISION
+from engines.routes import route_text
 from engines.sampler import Pass, Request
-from engines.schedule import SamplerConfig, Schedule
+from engines.schedule import Schedule
 from engines.targets import target_from_name
-from engines.trace import Trace, record
+from engines.trace import Trace
 from engines.trt import TrtOptions
 from engines.trt_run import Device
 from exporter.calibrate import read_calibration
 from exporter.folder import CALIBRATION, Export, Recipe, read_export
 from exporter.parity import states_from_requests
 from exporter.requantize import requantize
-from tuner.evaluate import EVALUATION_BATCH, Fleet, Item
+from tuner.evaluate import Fleet
+from tuner.latencies import elsewhere
 from tuner.plan_engines import plan_fleet
-from tuner.plan_knobs import PlanKnobs, weights_knob
+from tuner.plan_knobs import PlanKnobs, is_route, route_knobs, weights_knob
 from tuner.ranking import rank_blocks
 from tuner.rule import check_rule
 from tuner.space import SCHEDULE, Candidate, Knob, candidate_of, knobs, narrowed
 from tuner.stopwatch import BUILD, EVALUATE, Stopwatch
+from tuner.trajectories import trace_items
 from tuner.workbench import Workbench
 
 # Prompts of each task on whose traces the blocks are ranked.
@@ -78,16 +81,29 @@ class Workshop:
         work: Folder for the graphs of other recipes.
         built: Counts engines built and reused.
         watch: Counts the seconds spent.
+        keeps: Whether what a module says of itself is kept in the cache.
     """
 
     bench: Workbench
     work: Path
     built: BuildLog = field(default_factory=BuildLog)
     watch: Stopwatch = field(default_factory=Stopwatch)
+    keeps: bool = True
     _loaded: dict[Candidate, Engines] = field(default_factory=dict)
 
     @property
     def default(self) -> Candidate:
+        """The export's own recipe with the default options, and what is pinned: the yardstick."""
+        own = self._own
+        pinned = {
+            name: type(own[name])(value)
+            for name, value in self.bench.config.pinned.items()
+            if name in own.values  # what is unknown or of another kind `space` refuses
+        }
+        return own.changed(**pinned)
+
+    @property
+    def _own(self) -> Candidate:
         """The export's own recipe with the default options."""
         recipe = self.bench.export.recipe
         return candidate_of(
@@ -115,7 +131,23 @@ class Workshop:
         if not bench.ahead:
             return PlanKnobs()
         names = {each.name for each in bench.precisions} | {FULL_PRECISION.name}
-        return weights_knob(bench.export, names, bench.latencies, runs=bench.plans_here)
+        weights = weights_knob(bench.export, names, bench.latencies, runs=bench.plans_here)
+        return weights.joined(route_knobs(self._routes, bench.config))
+
+    @cached_property
+    def _routes(self) -> ModuleRoutes:
+        """The build routes of the module that builds plans, as far as it can be asked."""
+        target, limit_s = (
+            target_from_name(self.bench.config.target),
+            self.bench.config.child_limit_s,
+        )
+        why = None if self.bench.plans_here else elsewhere(target)
+        return routes_of(target, self.bench.cache, limit_s, self.keeps, why)
+
+    def plan_options(self, candidate: Candidate) -> TrtOptions:
+        """Return how a candidate's plans are built."""
+        chosen = {name: str(value) for name, value in candidate.options.items() if is_route(name)}
+        return TrtOptions(route=route_text(chosen, self._routes.knobs))
 
     def session(self, candidate: Candidate) -> OrtOptions:
         """Return how a candidate's sessions are made; what is of plans alone is not in it."""
@@ -138,7 +170,7 @@ class Workshop:
         bench = self.bench
         names = {label for job in bench.jobs for label in bench.baselines_of(job)}
         offered = knobs(
-            self.default,
+            self._own,
             quantizers=tuple(bench.exports),
             steps=min(job.sampler.steps for job in bench.jobs.values()),
             blocks=self.blocks,
@@ -148,7 +180,7 @@ class Workshop:
             baselines=sorted(names),
         )
         try:
-            chosen = narrowed(offered, dict(bench.config.space))
+            chosen = narrowed(offered, bench.config.choices, bench.config.pinned)
             for knob in chosen:
                 for choice in knob.choices:
                     self._check_choice(knob, choice, names)
@@ -163,9 +195,11 @@ class Workshop:
             ValueError: It is not.
         """
         if knob.name in self.plan_knobs.choices:
-            if choice not in self.plan_knobs.choices[knob.name]:
-                offered = ", ".join(map(str, self.plan_knobs.choices[knob.name]))
-                raise ValueError(f"knob {knob.name!r} has {offered}, not {choice!r}")
+            possible = self.plan_knobs.possible[knob.name]
+            if choice not in possible:
+                raise ValueError(
+                    f"knob {knob.name!r} has {', '.join(map(str, possible))}, not {choice!r}"
+                )
         elif knob.kind == "backend":
             session_options(self.bench.config.target, {knob.name: choice})
         elif knob.name in ("windows", "clip"):
@@ -186,15 +220,14 @@ class Workshop:
         Raises:
             BackendError: One cannot be built or loaded.
         """
-        setting = candidate.setting
-        if self.bench.stands_in:
-            setting = self._standing_in(setting)
+        setting = self._loadable(candidate)
         if setting in self._loaded:
             self._loaded[setting] = self._loaded.pop(setting)  # asked for last
             return self._loaded[setting]
         with self.watch(BUILD):
             folder = self._folder(setting)
-            for other in [each for each in self._loaded if each != self.default][:-1]:
+            default = self._loadable(self.default)
+            for other in [each for each in self._loaded if each != default][:-1]:
                 self._loaded.pop(other).close()
             load = self._plans if self.bench.plans_here else self._sessions
             self._loaded[setting] = load(folder, setting)
@@ -217,6 +250,11 @@ class Workshop:
         usual = {name: values[0] for name, values in self.plan_knobs.choices.items()}
         return setting.changed(**usual)
 
+    def _loadable(self, candidate: Candidate) -> Candidate:
+        """Return the setting by which a candidate's engines are loaded."""
+        setting = candidate.setting
+        return self._standing_in(setting) if self.bench.stands_in else setting
+
     @cached_property
     def _device(self) -> Device:
         """The GPU, held as long as this process lives."""
@@ -224,7 +262,9 @@ class Workshop:
 
     def _plans(self, folder: Export, setting: Candidate) -> Engines:
         """Return a setting's engines as plans on this machine's GPU; not executed."""
-        made = plan_fleet(self.bench, folder, setting, TrtOptions(), self._device, self.built)
+        made = plan_fleet(
+            self.bench, folder, setting, self.plan_options(setting), self._device, self.built
+        )
         options = self.session(setting)
         return Engines(
             folder, made.fleet, made.graphs, made.built, options, self._device.name, made.close
@@ -248,7 +288,8 @@ class Workshop:
     @cached_property
     def traces(self) -> dict[str, list[Trace]]:
         """Full-precision trajectories of every task's calibration prompts."""
-        fleet = self.engines(self.default).fleet
+        # Which blocks are kept changes nothing of full precision, and is found by these traces.
+        fleet = self.engines(self.default.changed(keep=0)).fleet
         full = fleet.engines[FULL_PRECISION.name]
         with self.watch(EVALUATE):
             return {
@@ -316,46 +357,6 @@ class Workshop:
             return read_export(requantize(base.folder, self.work / "recipes" / name, recipe))
         except InputError as error:
             raise BackendError(str(error)) from error
-
-
-def trace_items(
-    items: Sequence[Item],
-    sampler: SamplerConfig,
-    task: str,
-    full: Backend,
-    model: ModelInfo,
-    advance: Callable[[int], None] = lambda rows: None,
-) -> list[Trace]:
-    """Return the trace of each item.
-
-    Args:
-        items: Prompts of a task.
-        sampler: How they are denoised.
-        task: Its name.
-        full: The full-precision engine.
-        model: Special ids, vocabulary and the longest canvas.
-        advance: Told of the rows of each pass.
-
-    Raises:
-        BackendError: The engine failed; names window, step and prompt.
-    """
-    uniform = Schedule.uniform(FULL_PRECISION.name, 1)
-    asked = [
-        Request(prompt=item.ids, sampler=sampler, schedule=uniform, task=task) for item in items
-    ]
-    # Messages name the task of a request; these name the prompt with it.
-    named = [
-        replace(request, task=f"{task}, prompt {item.prompt.id!r}")
-        for request, item in zip(asked, items, strict=True)
-    ]
-    made = record(
-        named,
-        full,
-        model,
-        batch=EVALUATION_BATCH,
-        on_pass=lambda state: advance(len(state.requests)),
-    )
-    return [replace(trace, request=request) for trace, request in zip(made, asked, strict=True)]
 
 
 def engine_spec(

@@ -23,8 +23,11 @@ from engines.trt import tensorrt_module
 from exporter.export import export
 from exporter.folder import Export, read_export
 from tests.tiny_export import small_export
-from tests.tuner.tuning import Said, Tuner
+from tests.tuner.tuning import Said, Tuner, bench_of
+from tuner.contest import Contest
 from tuner.latencies import Latencies, latencies_from_file, predicted_latencies, shape_of
+from tuner.plan_knobs import weights_knob
+from tuner.workshop import Workshop
 
 pytest.importorskip("tensorrt_rtx_bindings", reason="pip install 'cadenza[tensorrt-rtx]'")
 
@@ -173,6 +176,121 @@ def test_without_a_file_latencies_are_predicted_and_said_to_be(tuner: Tuner) -> 
     raw = json.loads((said.bundle / "manifest.json").read_text())
     told = raw["tasks"]["edit"]["targets"]["rtx-sm89"]["measured"]
     assert told["latency_from"].startswith("predicted for")
+
+
+def both_ways(fp16: float, constant: float) -> list[dict[str, Any]]:
+    return [
+        row("fp32", 4.0),
+        row("fp16", fp16, weights="input"),
+        row("fp16", constant, weights="constant"),
+    ]
+
+
+# Nothing but the weights can be turned.
+ALONE = ("--target", "rtx-sm89", "--precision", "fp16", "--max-loss", "100", "--strategy", "fast")
+
+
+def graphs_of(bundle: Path) -> dict[str, str]:
+    manifest = read_bundle(bundle).manifest
+    return {name: each.graph for name, each in manifest.engines.items()}
+
+
+def test_the_faster_way_to_give_a_plan_its_weights_is_found_and_ships_and_is_rebuilt(
+    tuner: Tuner, ahead: Export, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text(json.dumps(content(ahead, rows=both_ways(2.0, 1.5))))
+    said = tuner(*ALONE, "--latencies", file, "--json")
+    assert said.code == 0, said.err
+    assert graphs_of(said.bundle) == {"fp16.cpu": "fp16.sim.serve", "fp16.rtx-sm89": "fp16.serve"}
+    raw = json.loads((said.bundle / "manifest.json").read_text())
+    assert raw["tune"]["candidate"]["weights"] == "constant"
+    task = raw["tasks"]["edit"]
+    ms = task["targets"]["rtx-sm89"]["measured"]["latency_ms"][0]
+    assert ms == pytest.approx(1.5 * task["sampler"]["steps"])
+    search = json.loads((said.bundle.parent / "BUNDLE.tune/search.json").read_text())
+    (knob,) = [each for each in search["space"] if each["name"] == "weights"]
+    assert knob["choices"] == ["input", "constant"]
+    assert main(["rebuild", str(said.bundle), "--target", "rtx-sm120"]) == 0
+    capsys.readouterr()
+    assert graphs_of(said.bundle)["fp16.rtx-sm120"] == "fp16.serve"
+
+
+def test_weights_are_inputs_where_these_are_faster(
+    tuner: Tuner, ahead: Export, file: Path
+) -> None:
+    file.write_text(json.dumps(content(ahead, rows=both_ways(1.5, 2.0))))
+    said = tuner(*ALONE, "--latencies", file, "--json")
+    assert said.code == 0, said.err
+    assert graphs_of(said.bundle)["fp16.rtx-sm89"] == "fp16.bare.serve"
+
+
+def test_a_prediction_offers_no_choice_of_weights_but_lets_one_be_pinned(tuner: Tuner) -> None:
+    asked = (*ALONE, "--gpu", "L4", "--dry-run")
+    dry = tuner(*asked, "--json")
+    assert dry.code == 0, dry.err
+    assert any("take equally long by a prediction" in note for note in dry.json["notes"])
+    pinned = tuner(*asked, "--set", "space.weights=constant", "--json")
+    assert pinned.json["candidates"] == dry.json["candidates"] == 1
+    assert "pinned: weights constant" in pinned.json["notes"]
+    refused = tuner(*asked, "--set", "space.weights=both")
+    assert refused.code == 2
+    assert "knob 'weights' has input, constant, not 'both'" in refused.err
+
+
+def test_memory_counts_shared_weights_once_and_constants_in_every_plan(
+    small_effort: None, ahead: Export, file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "work").mkdir()
+    asked = {"target": "rtx-sm89", "precisions": ("fp16", "int8", "int8-w"), "latencies": file}
+    shop = Workshop(bench_of(ahead, tmp_path, **asked), tmp_path / "work")
+    contest, mib = Contest(shop), 1 << 20
+    fp16, int8 = (ahead.families[name] / mib for name in ("fp16", "int8"))
+    used = {
+        ("int8", "int8-w"): (int8, 2 * int8),
+        ("fp16", "int8"): (fp16 + int8, fp16 + int8),
+        ("fp16", "int8", "int8-w"): (fp16 + int8, fp16 + 2 * int8),
+    }
+    for column, weights in enumerate(("input", "constant")):
+        table = contest.priced(shop.default.changed(weights=weights), "edit")
+        for names, wanted in used.items():
+            assert table.memory(set(names)) == pytest.approx(wanted[column]), (names, weights)
+
+
+@pytest.mark.parametrize(
+    ("rows", "offered", "says"),
+    [
+        ([row("fp32", 4), row("fp16", 2), row("int8", 1)], ("input",), "not told apart"),
+        ([*both_ways(2, 1), row("int8", 1)], ("input",), "constants the latencies lack int8"),
+        (
+            [row("fp32", 4), *(row(n, 2, weights="constant") for n in ("fp16", "int8"))],
+            ("constant",),
+            "inputs the latencies lack fp16, int8",
+        ),
+        (
+            [row("fp32", 4), row("fp16", 2, weights="constant"), row("int8", 2, weights="input")],
+            (),
+            "measure the missing ones",
+        ),
+    ],
+)
+def test_weights_are_offered_as_far_as_a_file_tells_of_every_precision(
+    rows: list[dict[str, Any]],
+    offered: tuple[str, ...],
+    says: str,
+    ahead: Export,
+    tmp_path: Path,
+) -> None:
+    made, names = tmp_path / "latencies.json", ["fp32", "fp16", "int8"]
+    made.write_text(json.dumps(content(ahead, rows=rows)))
+    found = latencies_from_file(made, ahead, names, "rtx-sm89")
+    if not offered:
+        with pytest.raises(InputError, match=says):
+            weights_knob(ahead, names, found, runs=False)
+        return
+    knob = weights_knob(ahead, names, found, runs=False)
+    assert knob.choices["weights"] == offered
+    assert says in knob.notes[0]
+    assert weights_knob(ahead, names, None, runs=True).choices["weights"] == ("input", "constant")
 
 
 def test_a_damaged_plan_is_found(measured: Said, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from tuner.space import (
     default_candidate,
     first_candidates,
     knobs,
+    narrowed,
     offers,
     rule_parts,
     size,
@@ -161,6 +162,33 @@ def test_a_search_begins_with_the_exact_optimum_uniform_ones_neighbours_and_opti
 def test_every_first_candidate_is_offered(precisions: tuple[Precision, ...]) -> None:
     space = offered(precisions)
     assert all(offers(space, each) for each in first_candidates(space))
+
+
+def test_a_pinned_knob_has_its_value_as_default_and_as_only_choice() -> None:
+    space = narrowed(offered(), {"windows": (3,)}, {"clip": 1, "scales": "window", "keep": 2})
+    found = choices(space)
+    assert found["windows"] == (6, 3)  # a list of one: the default stays beside it
+    assert (found["clip"], found["scales"], found["keep"]) == ((1.0,), ("window",), (2,))
+    assert type(found["clip"][0]) is float
+    default = default_candidate(space)
+    assert (default.scales, default.keep) == ("window", 2)
+    assert all(each.scales == "window" for each in first_candidates(space))
+
+
+@pytest.mark.parametrize(
+    ("pinned", "says"),
+    [
+        ({"colour": "red"}, "no knob 'colour'"),
+        ({"scales": "each"}, "knob 'scales' has shared, window, not 'each'"),
+        ({"windows": "three"}, "takes values like 6, got 'three'"),
+        ({"spinning": 1}, "takes values like False, got 1"),
+    ],
+)
+def test_a_knob_is_not_pinned_to_what_it_cannot_be(
+    pinned: dict[str, str | int], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        narrowed(offered(), {}, pinned)
 
 
 def test_a_value_of_another_kind_is_not_offered() -> None:
