@@ -19,7 +19,6 @@ from engines.machine import busy, state
 from engines.plans import plan_key
 from engines.precision import FULL_PRECISION
 from engines.terminal import duration, table
-from engines.trt import TrtOptions
 from tuner.config import TuneConfig
 from tuner.plan_engines import plan_request
 from tuner.plan_knobs import plan_graph
@@ -237,7 +236,7 @@ def _plans_cached(bench: Workbench, shop: Workshop) -> tuple[int, int]:
         digests = {path: entry.sha256 for path, entry in export.files.items()}
         for each in bench.precisions:
             graph = plan_graph(export, each.name, default.scales, default.weights)
-            request = plan_request(export, graph, bench.config.target, TrtOptions())
+            request = plan_request(export, graph, bench.config.target, shop.plan_options(default))
             keys.append(plan_key(request, digests))
     return sum(bench.cache.get("plan", key) is not None for key in keys), len(keys)
 

@@ -40,7 +40,7 @@ from tuner.plan_engines import plan_fleet
 from tuner.plan_knobs import PlanKnobs, is_route, route_knobs, weights_knob
 from tuner.ranking import rank_blocks
 from tuner.rule import check_rule
-from tuner.space import SCHEDULE, Candidate, Knob, candidate_of, knobs, narrowed
+from tuner.space import SCHEDULE, Candidate, Knob, Value, candidate_of, knobs, narrowed
 from tuner.stopwatch import BUILD, EVALUATE, Stopwatch
 from tuner.trajectories import trace_items
 from tuner.workbench import Workbench
@@ -188,7 +188,7 @@ class Workshop:
             raise InputError(f"{error}; mend space in the config") from error
         return chosen
 
-    def _check_choice(self, knob: Knob, choice: object, baselines: Collection[str]) -> None:
+    def _check_choice(self, knob: Knob, choice: Value, baselines: Collection[str]) -> None:
         """Check that a choice is possible: everything about it that needs no engine.
 
         Raises:
@@ -205,9 +205,9 @@ class Workshop:
         elif knob.name in ("windows", "clip"):
             Recipe(**{knob.name: choice})  # type: ignore[arg-type]
             steps = min(job.sampler.steps for job in self.bench.jobs.values())
-            if knob.name == "windows" and int(str(choice)) > steps:
+            if knob.name == "windows" and int(choice) > steps:
                 raise ValueError(f"windows <= {steps} must hold, the steps, got {choice}")
-        elif knob.name == "keep" and not 0 <= int(str(choice)) < self.blocks:
+        elif knob.name == "keep" and not 0 <= int(choice) < self.blocks:
             raise ValueError(f"0 <= keep < {self.blocks} must hold, got {choice}")
         elif knob.name == SCHEDULE:
             check_rule(
