@@ -12,6 +12,10 @@ from engines.targets import target_from_name
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 OPTIMIZATIONS = ("all", "extended", "basic")
 
+# How a plan is given its weights: inputs, from one allocation a family, or constants of its own.
+# Inputs are what is built by default, where they fuse.
+INPUT, CONSTANT = WEIGHTS = ("input", "constant")
+
 # More would only ask the system for threads until it has none left.
 MOST_THREADS = 1024
 

@@ -3,8 +3,9 @@
     bundle -> graph of each precision in use -> plan for the target, read back -> the bundle again,
     with one target more
 
-Schedules are carried over.  What was measured for the old target says nothing about the new one,
-so it is marked stale; golden answers are those of the graphs that stand in, and stay.
+Schedules are carried over, and how each plan's weights are given; build routes are not.  What was
+measured for the old target says nothing about the new one, so it is marked stale; golden answers
+are those of the graphs that stand in, and stay.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from engines.build import BuildLog, Cache, open_cache
 from engines.bundle import Bundle, read_bundle, write_bundle
+from engines.cuda import sm_here
 from engines.errors import InputError
 from engines.manifest import GOLDEN, Engine
 from engines.plans import built_plan, engine_entry, profile_of, read_back
 from engines.targets import refusal, target_from_name
 from engines.terminal import command_parser, emit, emit_json, run_command
-from engines.trt import BuildRequest, options_from_recorded
+from engines.trt import BuildRequest, TrtOptions, module_version, options_from_recorded
 
 _EXAMPLES = """\
 examples:
@@ -78,7 +81,7 @@ def rebuild(
     }
     for precision, engine in before.items():
         say(f"building {precision} for {name}")
-        request = _request(bundle, engine, name)
+        request = _request(bundle, engine, name, say)
         plan = built_plan(request, cache, log, _digests(bundle))
         recorded = engine.built.get("quantized")
         quantized = recorded if isinstance(recorded, int) else 0
@@ -124,7 +127,9 @@ def _plans_of(bundle: Bundle) -> dict[str, Engine]:
     return {}
 
 
-def _request(bundle: Bundle, engine: Engine, target: str) -> BuildRequest:
+def _request(
+    bundle: Bundle, engine: Engine, target: str, say: Callable[[str], None]
+) -> BuildRequest:
     manifest = bundle.manifest
     graph = manifest.graphs[engine.graph]
     return BuildRequest(
@@ -136,8 +141,30 @@ def _request(bundle: Bundle, engine: Engine, target: str) -> BuildRequest:
             manifest.model.max_length,
             graph.scales,
         ),
-        options=options_from_recorded(engine.options, f"engine {engine.file!r}"),
+        options=_options(engine, target, say),
     )
+
+
+def _options(engine: Engine, target: str, say: Callable[[str], None]) -> TrtOptions:
+    """Return how an engine was built, as far as that means something for a target.
+
+    What a build route does depends on the compiler and on the GPU that it was timed on: what
+    ships of a search is its engines, not its routes.
+    """
+    options = options_from_recorded(engine.options, f"engine {engine.file!r}")
+    if not options.route:
+        return options
+    wanted = target_from_name(target)
+    where = (target, module_version(wanted), None if wanted.sms else sm_here())
+    found = (engine.target, engine.built.get("module"), engine.built.get("sm"))
+    if where == found:
+        return options
+    say(
+        f"{engine.precision}: its build route, {options.route}, was found on {engine.target} by "
+        f"version {found[1] or 'unknown'} of the module and means nothing for {target} by version "
+        f"{where[1]}: the default one is built; tune for {target} to search others"
+    )
+    return replace(options, route=TrtOptions().route)
 
 
 def _digests(bundle: Bundle) -> dict[str, str]:

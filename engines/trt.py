@@ -185,6 +185,33 @@ def serve(given: object) -> Callable[[Any, Callable[[str], None]], Any]:
     return handle
 
 
+def route_text_of_module(target: Target) -> str:
+    """Return the JSON in which a target's module lists its build routes; "" where it has none.
+
+    Raises:
+        BackendError: The module does not start here.
+        MissingExtra: It is not installed.
+    """
+    trt = tensorrt_module(target)
+    logger = _logger(trt, lambda line: print(line, flush=True))
+    try:
+        config = trt.Builder(logger).create_builder_config()
+    except TypeError as error:  # what the bindings raise for a builder that was not made
+        raise BackendError(
+            f"{target.module} does not start here: {_short(logger.errors)}; see its log"
+        ) from error
+    return str(getattr(config, "all_build_routes", "") or "")
+
+
+def serve_routes(given: object) -> Callable[[Any, Callable[[str], None]], Any]:
+    """Return the handler of the child that is asked for build routes, by a target's name."""
+
+    def handle(request: Any, note: Callable[[str], None]) -> Any:
+        return route_text_of_module(target_from_name(request))
+
+    return handle
+
+
 def plain(request: BuildRequest) -> dict[str, Any]:
     """Return a request as plain data."""
     return {

@@ -22,7 +22,8 @@ from engines.build import BuildLog, Cache
 from engines.errors import BackendError, InputError
 from engines.machine import busy, state
 from engines.measure import Latency, measure, measure_switch
-from engines.options import session_options
+from engines.noise import Interval
+from engines.options import CONSTANT, INPUT, session_options
 from engines.ort import environment
 from engines.plans import built_plan, profile_of, read_back
 from engines.schedule import SamplerConfig, fixed_steps_like
@@ -34,14 +35,11 @@ from exporter.folder import Export
 from tuner.bench_config import BenchConfig
 from tuner.config import TuneConfig
 from tuner.exports import export_for
-from tuner.latencies import FORMAT, shape_of
+from tuner.latencies import Latencies, Row, shape_of
 from tuner.workshop import engine_spec
 
 Json = dict[str, Any]
 Say = Callable[[str], None]
-
-# How TensorRT is given a precision's weights: as inputs, from one allocation a family, or inside.
-INPUT, CONSTANT = "input", "constant"
 
 
 @dataclass(frozen=True)
@@ -140,27 +138,23 @@ def latencies_document(
         switch_ms: Of a change of engine.
         how: Whatever else explains them.
     """
-    batch, prompt, answer = shape
-    return {
-        "format": FORMAT,
-        "source": "measured",
-        "target": target,
-        "device": device,
-        "shape": {"batch": batch, "prompt": prompt, "answer": answer},
-        "rows": [
-            {
-                "precision": lane.precision,
-                **({} if lane.weights is None else {"weights": lane.weights}),
-                "latency_ms": row.latency_ms,
-                "low": row.low,
-                "high": row.high,
-                "n": row.n,
-            }
+    return Latencies(
+        source="measured",
+        device=device,
+        target=target,
+        shape=shape,
+        rows=tuple(
+            Row(
+                precision=lane.precision,
+                ms=Interval(row.latency_ms, row.low, row.high),
+                weights=lane.weights,
+                n=row.n,
+            )
             for lane, row in rows
-        ],
-        "switch_ms": switch_ms,
-        "how": how,
-    }
+        ),
+        switch_ms=switch_ms,
+        how=how,
+    ).to_json()
 
 
 def sampler_to_time(export: Export) -> SamplerConfig:

@@ -13,7 +13,7 @@ from engines.errors import InputError
 from engines.targets import target_from_name
 from tuner.gain import PROXIES
 from tuner.sensitivity import INFLUENCES, Influence
-from tuner.space import Value
+from tuner.space import NEVER_PINNED, Value
 from tuner.strategies import STRATEGIES
 
 OBJECTIVES = ("latency", "quality", "memory")
@@ -78,7 +78,8 @@ class TuneConfig:
         max_losses: Points that a task of that name may lose, in place of `max_loss`.
         gates: Largest distance, by its name, that a candidate's logits may have from full
             precision's at a first look.
-        space: Choices of knobs in place of the built-in ones, by the knob's name.
+        space: By the knob's name its choices in place of the built-in ones, the export's own
+            beside them; or one value, no tuple: the knob is pinned to it.
         latencies: File of latencies of engines that do not run here, or None.
         gpu: The GPU for which they are predicted where there is no file; None for a usual one.
         allow_precision_mismatch: Whether a plan that was not built as asked ships, with a warning.
@@ -110,7 +111,7 @@ class TuneConfig:
     baselines: tuple[Path, ...] = ()
     max_losses: tuple[tuple[str, float], ...] = ()
     gates: tuple[tuple[str, float], ...] = (("cos", 0.5),)
-    space: tuple[tuple[str, tuple[Value, ...]], ...] = ()
+    space: tuple[tuple[str, Value | tuple[Value, ...]], ...] = ()
     latencies: Path | None = None
     gpu: str | None = None
     allow_precision_mismatch: bool = False
@@ -154,9 +155,15 @@ class TuneConfig:
         for name, points in self.max_losses:
             if not (math.isfinite(points) and points >= 0):
                 raise ValueError(f"max_loss of {name!r} must be at least 0, got {points}")
-        for name, choices in self.space:
+        for name, choices in self.choices.items():
             if not choices or len(set(map(repr, choices))) != len(choices):
                 raise ValueError(f"knob {name!r} needs different choices, got {choices}")
+        for name in self.pinned:
+            if name in NEVER_PINNED:
+                raise ValueError(
+                    f"knob {name!r} cannot be pinned, for what ships is chosen after the search; "
+                    f"give a list of choices, or name the candidates with --precision"
+                )
         if self.proxy not in PROXIES:
             raise ValueError(f"proxy is one of {', '.join(PROXIES)}, got {self.proxy!r}")
         if self.trials is not None and self.trials < 1:
@@ -165,6 +172,16 @@ class TuneConfig:
             raise ValueError(f"seed >= 0 must hold, got {self.seed}")
         if len(set(self.precisions)) != len(self.precisions):
             raise ValueError(f"each precision is named once, got {', '.join(self.precisions)}")
+
+    @property
+    def choices(self) -> dict[str, tuple[Value, ...]]:
+        """Choices of knobs in place of the built-in ones, by name; less pinned knobs."""
+        return {name: each for name, each in self.space if isinstance(each, tuple)}
+
+    @property
+    def pinned(self) -> dict[str, Value]:
+        """The one value of each pinned knob, by name."""
+        return {name: each for name, each in self.space if not isinstance(each, tuple)}
 
     @property
     def effort(self) -> Effort:

@@ -81,11 +81,15 @@ class Effective:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """What a key takes: `read` a value from a node; `many` a list of such."""
+    """What a key takes: `read` a value from a node; `many` a list of such.
+
+    Where `one` holds, a single value is no list of one: it means something else.
+    """
 
     read: Callable[[_Scalar], Any]
     expected: str
     many: bool = False
+    one: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +151,8 @@ _FLAG = _Field(_flag, "true or false")
 _WORD = _Field(_text, "a text")
 _WORDS = _Field(_text, "a list of texts", many=True)
 _PATHS = _Field(_path, "a list of paths", many=True)
-_CHOICES = _Field(_any, "a list of values", many=True)
+_ROUTES = _Field(_text, "a value or a list of values", many=True, one=True)
+_CHOICES = _Field(_any, "a value or a list of values", many=True, one=True)
 
 # Every key; one that ends with a star is open: any name may stand there.
 KEYS: dict[str, _Field] = {
@@ -306,7 +311,9 @@ def _walk(node: Any, key: str, where: str, folder: Path, found: dict[str, Source
         if node.id == "scalar" and _Scalar(node.value, node.style is not None, folder).null:
             return
         raise InputError(f"{at}: {key} must be a mapping of keys to values")
-    value = _value(node, key, KEYS[_field_of(key)], at, folder)
+    # A build route's values are words to TensorRT, whatever they look like.
+    field = _ROUTES if key.startswith("space.-") else KEYS[_field_of(key)]
+    value = _value(node, key, field, at, folder)
     if value is not None:  # null stands for "not given"
         found[key] = Sourced(value, at)
 
@@ -320,7 +327,7 @@ def _value(node: Any, key: str, field: _Field, at: str, folder: Path) -> Any:
     if node.id == "scalar" and _Scalar(node.value, node.style is not None, folder).null:
         return None
     one = _scalar(node, key, field, at, folder)
-    return (one,) if field.many else one
+    return (one,) if field.many and not field.one else one
 
 
 def _scalar(node: Any, key: str, field: _Field, at: str, folder: Path) -> Any:

@@ -38,6 +38,7 @@ from tuner.evaluate import (
 )
 from tuner.gain import TaskSensitivity, summarize
 from tuner.objective import Interval, loss_in_points
+from tuner.plan_knobs import shares
 from tuner.rollout import with_rollout
 from tuner.sensitivity import PromptTables, prompt_tables
 from tuner.sensitivity_file import Profiled, Sensitivity, TaskTable
@@ -256,11 +257,11 @@ class Contest:
                 Profiled(
                     precision=each,
                     latency_ms=float(pass_ms[each.name]) if pass_ms else None,
-                    memory_mib=0.0,
+                    memory_mib=self._alone_mib(engines, candidate).get(each.name, 0.0),
                 )
                 for each in reversed(bench.precisions)
             ),
-            families=_family_mib(engines),
+            families=self._family_mib(engines, candidate),
             activation_mib=0.0,
             base=base,
             shape=asdict(bench.export.shape),
@@ -333,20 +334,41 @@ class Contest:
         latency = None
         if timing is not None:
             latency = np.array([timing.by_window[each.name] for each in precisions]).T
+        alone = self._alone_mib(engines, candidate)
         return Costs(
             names=tuple(each.name for each in precisions),
             bits=np.array([each.bits for each in precisions]),
             passes=self.passes(name, candidate.windows),
             latency_ms=latency,
             families=tuple(each.family for each in precisions),
-            family_mib=_family_mib(engines),
+            family_mib=self._family_mib(engines, candidate),
+            alone_mib=np.array([alone.get(each.name, 0.0) for each in precisions]),
             switch_ms=0.0 if timing is None else timing.switch_ms,
             simulated=tuple(each.simulated for each in precisions),
         )
 
+    def _alone_mib(self, engines: Engines, candidate: Candidate) -> dict[str, float]:
+        """Return the MiB of weights that a precision's plan holds for itself, by precision.
 
-def _family_mib(engines: Engines) -> dict[str, float]:
-    return {name: size / MIB for name, size in engines.folder.families.items()}
+        ONNX Runtime's sessions hold none, and neither do plans whose weights are inputs.
+        """
+        folder = engines.folder
+        if not self.bench.ahead:
+            return {}
+        return {
+            each.name: folder.families[each.family] / MIB
+            for each in self.bench.precisions
+            if not shares(folder, each.name, candidate.weights)
+        }
+
+    def _family_mib(self, engines: Engines, candidate: Candidate) -> dict[str, float]:
+        """Return the MiB of weights that are there once for all precisions of a family."""
+        alone = self._alone_mib(engines, candidate)
+        own = {each.family for each in self.bench.precisions if each.name in alone}
+        return {
+            name: 0.0 if name in own else size / MIB
+            for name, size in engines.folder.families.items()
+        }
 
 
 def _schedules_of(trials: Sequence[TrialResult], task: str) -> list[Schedule]:

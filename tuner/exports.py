@@ -7,8 +7,9 @@ from pathlib import Path
 
 from engines.errors import InputError
 from engines.precision import FULL_PRECISION, Precision, precision_from_name
-from engines.targets import target_from_name
+from engines.targets import refusal, target_from_name
 from exporter.folder import Export, read_export
+from tuner.config import TuneConfig
 
 
 def export_for(folder: Path, target: str) -> Export:
@@ -102,3 +103,29 @@ def own_tasks(export: Export) -> tuple[str, ...]:
             f"again, for instance --task {files[0]}=FILE.jsonl or --task harness:TASK"
         )
     return tuple(export.tasks)
+
+
+def candidates_of(config: TuneConfig, export: Export) -> tuple[Precision, ...]:
+    """Return the precisions that compete, most bits first.
+
+    Raises:
+        InputError: The export or the target lacks one, or some are simulated and some are not.
+    """
+    target = target_from_name(config.target)
+    names = config.precisions or tuple(
+        name
+        for name, precision in export.precisions.items()
+        if not precision.simulated and refusal(target, name) is None
+    )
+    chosen = precisions_of(names, export)
+    for name in names:
+        if (why := refusal(target, name)) is not None:
+            raise InputError(f"{why}; mend --precision, or choose another --target")
+    if len({precision.simulated for precision in chosen}) > 1:
+        raise InputError(
+            f"simulated and executed precisions cannot compete, got {', '.join(names)}; name only "
+            f"one kind with --precision"
+        )
+    if chosen[0].simulated and (config.latency_ms or config.latency_share):
+        raise InputError("simulated precisions have no latency; budget them with --mean-bits")
+    return tuple(sorted(chosen, key=lambda each: (-each.bits, each.name)))

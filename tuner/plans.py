@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engines.plans import built_plan, engine_entry, profile_of, read_back
-from engines.trt import BuildRequest
-from exporter.folder import Export
+from engines.plans import built_plan, engine_entry, read_back
 from exporter.typed import quantized_elements
 from tuner.contest import Contest
+from tuner.plan_engines import plan_request
+from tuner.plan_knobs import plan_graph
 from tuner.space import Candidate
 from tuner.stopwatch import BUILD
 
@@ -38,23 +38,15 @@ def plans_of(contest: Contest, candidate: Candidate, names: Sequence[str]) -> di
         BackendError: TensorRT refuses one.
         MissingExtra: The module that builds them is not installed.
     """
-    bench, folder = contest.bench, contest.shop.engines(candidate).folder
-    target = bench.config.target
+    bench, engines = contest.bench, contest.shop.engines(candidate)
+    folder = engines.folder
+    target, options = bench.config.target, contest.shop.plan_options(candidate)
     digests = {path: entry.sha256 for path, entry in folder.files.items()}
     found = {}
     with contest.shop.watch(BUILD):
         for name in names:
-            graph = plan_graph(folder, name, candidate.scales)
-            request = BuildRequest(
-                graph=folder.path(graph),
-                target=target,
-                profile=profile_of(
-                    folder.shape,
-                    [task.sampler.gen_length for task in folder.tasks.values()],
-                    folder.model.max_length,
-                    folder.graphs[graph].scales,
-                ),
-            )
+            graph = plan_graph(folder, name, candidate.scales, candidate.weights)
+            request = plan_request(folder, graph, target, options)
             bench.say(f"building {name} for {target}")
             plan = built_plan(
                 request, bench.cache, contest.shop.built, digests, bench.config.child_limit_s
@@ -66,19 +58,7 @@ def plans_of(contest: Contest, candidate: Candidate, names: Sequence[str]) -> di
                 bench.config.allow_precision_mismatch,
                 bench.say,
             )
+            if engines.device:
+                built["executed"] = f"executed by this tune on {engines.device}"
             found[name] = Plan(graph, plan.file, engine_entry(request, graph, name, built))
     return found
-
-
-def plan_graph(folder: Export, name: str, scales: str) -> str:
-    """Return the id of the graph that TensorRT builds: its weights inputs, where they fuse so.
-
-    Args:
-        folder: Has the graphs.
-        name: Of the precision.
-        scales: "shared" or "window", of the recipe.
-    """
-    static = folder.precisions[name].has_static_scales and scales == "shared"
-    stem = f"{name}.all" if static else name
-    bare = f"{stem}.bare.serve"
-    return bare if bare in folder.graphs else f"{stem}.serve"

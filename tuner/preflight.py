@@ -16,10 +16,12 @@ from engines.build import Cache, engine_key
 from engines.bundle import check_output, is_bundle
 from engines.errors import InputError
 from engines.machine import busy, state
-from engines.options import session_options
+from engines.plans import plan_key
 from engines.precision import FULL_PRECISION
 from engines.terminal import duration, table
 from tuner.config import TuneConfig
+from tuner.plan_engines import plan_request
+from tuner.plan_knobs import plan_graph
 from tuner.profile_setting import seconds_a_row
 from tuner.space import Knob, first_candidates, size
 from tuner.workbench import Workbench, prepare
@@ -41,6 +43,8 @@ class Plan:
         trials: That are to be finished.
         engines: To be built at most: each trial another setting.
         cached: Of those that the first trials run, how many the cache has, of how many.
+        plans: Of TensorRT to be built at most; 0 for a target that has none.
+        plans_cached: Of those of the default candidate, how many the cache has, of how many.
         rows: Forward passes of single rows, at most: traces, sensitivity, answers, judgement.
         seconds: What these take at the measured speed of full precision; None: not measured.
         disk_mib: For certain: the bundle, as far as it cannot be hard links.
@@ -55,6 +59,8 @@ class Plan:
     trials: int
     engines: int
     cached: tuple[int, int]
+    plans: int
+    plans_cached: tuple[int, int]
     rows: int
     seconds: float | None
     disk_mib: float
@@ -75,6 +81,10 @@ def foreseen(shop: Workshop, a_row: float | None) -> Plan:
     Args:
         shop: Knows what it works on, and the space.
         a_row: Seconds of a forward pass of a row, where it was measured.
+
+    Raises:
+        InputError: The space that was asked for does not fit.
+        MissingExtra: The module that builds the target's plans is not installed.
     """
     bench, space = shop.bench, shop.space
     config, effort, export = bench.config, bench.effort, bench.export
@@ -107,6 +117,8 @@ def foreseen(shop: Workshop, a_row: float | None) -> Plan:
         trials=trials,
         engines=trials * len(names),
         cached=_cached(bench, shop, space, names, trials),
+        plans=_plans(bench, trials, len(names)),
+        plans_cached=_plans_cached(bench, shop),
         rows=rows,
         seconds=None if a_row is None else rows * a_row,
         disk_mib=certain,
@@ -116,7 +128,14 @@ def foreseen(shop: Workshop, a_row: float | None) -> Plan:
         memory_free_mib=now.get("available_mib"),
         notes=(),
     )
-    notes = [busy(now), _short_of_disk(plan), _short_of_memory(plan)]
+    pins = [f"pinned: {name} {shop.default[name]}" for name in config.pinned]
+    notes = [
+        *pins,
+        *shop.plan_knobs.notes,
+        busy(now),
+        _short_of_disk(plan),
+        _short_of_memory(plan),
+    ]
     return Plan(**{**asdict(plan), "notes": tuple(note for note in notes if note)})
 
 
@@ -138,7 +157,7 @@ def planned(
     check_output(config.output, force=force or is_bundle(config.output))
     job = next(iter(bench.jobs.values()))
     a_row = seconds_a_row(bench.export, config.target, job.tuning, job.sampler)
-    return foreseen(Workshop(bench, config.output), a_row)
+    return foreseen(Workshop(bench, config.output, keeps=False), a_row)
 
 
 def check(plan: Plan, output: Path) -> None:
@@ -171,6 +190,10 @@ def said(plan: Plan) -> str:
         ],
         ["memory", f"about {plan.memory_mib:,.0f} MiB (an estimate); {free} free"],
     ]
+    if plan.plans:
+        cached, of = plan.plans_cached
+        told = f"{plan.plans:,} at most; of the default's {cached} of {of} are in the cache"
+        rows.insert(4, ["plans of TensorRT", told])
     return "\n".join([table(["what", "how much"], rows), *plan.notes])
 
 
@@ -186,12 +209,36 @@ def _cached(
         recipe = {k.name: candidate[k.name] for k in space if k.kind == "recipe"}
         if shop.default.changed(**recipe) != shop.default:
             continue
-        options = session_options(bench.config.target, candidate.options)
+        options = shop.session(candidate)
         for name in sorted(names):
             spec = engine_spec(bench.export, name, candidate.scales, options)[1]
             wanted[engine_key(spec)] = None
     there = sum(bench.cache.get("engine", key) is not None for key in wanted)
     return there, len(wanted)
+
+
+def _plans(bench: Workbench, trials: int, names: int) -> int:
+    """Return how many plans are built at most.
+
+    Where they run here, of each engine one with each tail; elsewhere those of what ships alone.
+    """
+    if not bench.ahead:
+        return 0
+    return 2 * trials * names if bench.plans_here else len(bench.precisions)
+
+
+def _plans_cached(bench: Workbench, shop: Workshop) -> tuple[int, int]:
+    """Return how many of the default candidate's serve plans the cache has, of how many."""
+    default, export, keys = shop.default, bench.export, list[str]()
+    own = export.recipe.quantizer, export.recipe.windows, export.recipe.clip, 0
+    as_exported = (default.quantizer, default.windows, default.clip, default.keep) == own
+    if bench.ahead and as_exported:  # others' graphs are not made yet
+        digests = {path: entry.sha256 for path, entry in export.files.items()}
+        for each in bench.precisions:
+            graph = plan_graph(export, each.name, default.scales, default.weights)
+            request = plan_request(export, graph, bench.config.target, shop.plan_options(default))
+            keys.append(plan_key(request, digests))
+    return sum(bench.cache.get("plan", key) is not None for key in keys), len(keys)
 
 
 def _activations_mib(bench: Workbench) -> float:

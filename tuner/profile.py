@@ -38,7 +38,8 @@ from tuner.sensitivity import PromptTables, prompt_tables
 from tuner.sensitivity_file import Profiled, Sensitivity, TaskTable
 from tuner.tables import Question, answered, scored_positions
 from tuner.timing import timed_passes
-from tuner.workshop import engine_spec, trace_items
+from tuner.trajectories import trace_items
+from tuner.workshop import engine_spec
 
 MIB = float(1 << 20)
 

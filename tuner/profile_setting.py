@@ -11,7 +11,7 @@ import numpy as np
 from calib_data.workload import Workload
 from engines.build import digest_json
 from engines.files import digest_file
-from engines.options import OrtOptions
+from engines.options import session_options
 from engines.ort import OrtBackend
 from engines.precision import FULL_PRECISION, Precision
 from engines.schedule import LOW_CONFIDENCE, SamplerConfig, passes_by_window
@@ -140,7 +140,7 @@ def seconds_a_row(
         export,
         FULL_PRECISION.name,
         "shared",
-        OrtOptions(provider=target),
+        session_options(target),
     )
     engine = OrtBackend.load(None, spec.trace, spec.precision, options=spec.options)
     some = (list(items) * BATCH)[:BATCH]

@@ -18,7 +18,7 @@ from engines.schedule import Schedule
 from tuner.allocate import allocate
 from tuner.choice import Priced
 from tuner.costs import Budget
-from tuner.space import BASELINE, SPEND, UNIFORM
+from tuner.space import BASELINE, UNIFORM, rule_parts
 
 
 def schedule_of(rule: str, table: Priced, baselines: Mapping[str, Schedule]) -> Schedule:
@@ -35,19 +35,18 @@ def schedule_of(rule: str, table: Priced, baselines: Mapping[str, Schedule]) -> 
         BudgetError: No schedule is within the budgets.
         ValueError: The rule is none.
     """
-    if rule.startswith(UNIFORM):
-        return Schedule.uniform(rule.removeprefix(UNIFORM), len(table.gain))
-    if rule.startswith(BASELINE):
-        by_hand = baselines.get(rule.removeprefix(BASELINE))
+    kind, named = rule_parts(rule)
+    if kind == UNIFORM:
+        return Schedule.uniform(named, len(table.gain))
+    if kind == BASELINE:
+        by_hand = baselines.get(named)
         if by_hand is not None and by_hand.windows != len(table.gain):
             raise BackendError(
-                f"the schedule {rule.removeprefix(BASELINE)} has {by_hand.windows} windows, not "
-                f"{len(table.gain)}; write one that fits, or leave it out"
+                f"the schedule {named} has {by_hand.windows} windows, not {len(table.gain)}; "
+                f"write one that fits, or leave it out"
             )
         return by_hand or Schedule(allocate(table.gain, table.costs, table.budget, 0).schedule)
-    if not rule.startswith(SPEND):
-        raise ValueError(f"a schedule's rule is {UNIFORM}P, {SPEND}K or {BASELINE}NAME: {rule!r}")
-    bounded = narrowed(table, float(rule.removeprefix(SPEND)) / 100.0)
+    bounded = narrowed(table, float(named) / 100.0)
     return Schedule(allocate(table.gain, table.costs, bounded, 0).schedule)
 
 
@@ -83,14 +82,7 @@ def check_rule(rule: str, precisions: Sequence[str], baselines: Sequence[str]) -
     Raises:
         ValueError: It is no rule, or names what is not there.
     """
-    for kind, names in ((UNIFORM, precisions), (BASELINE, baselines)):
-        if rule.startswith(kind):
-            if rule.removeprefix(kind) not in names:
-                raise ValueError(f"{rule!r} names none of {', '.join(names) or 'no'} {kind[:-1]}")
-            return
-    share = rule.removeprefix(SPEND)
-    if not rule.startswith(SPEND) or not share.isdecimal() or int(share) > 100:
-        raise ValueError(
-            f"a schedule's rule is {UNIFORM}P, {SPEND}K with K up to 100, or {BASELINE}NAME, got "
-            f"{rule!r}"
-        )
+    kind, named = rule_parts(rule)
+    names = {UNIFORM: precisions, BASELINE: baselines}.get(kind)
+    if names is not None and named not in names:
+        raise ValueError(f"{rule!r} names none of {', '.join(names) or 'no'} {kind[:-1]}")

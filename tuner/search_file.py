@@ -34,6 +34,7 @@ def described(
         full: What full precision costs, and the budgets by task, as `full_precision` says.
     """
     config = bench.config
+    gpu = config.target == "cuda" or bench.plans_here
     return {
         "format": FORMAT,
         "cadenza": __version__,
@@ -51,7 +52,10 @@ def described(
             {"name": each.name, "bits": each.bits, "simulated": each.simulated}
             for each in bench.shown_precisions
         ],
-        "environment": {**bench.export.environment, **machine(gpu=config.target == "cuda")},
+        "environment": {
+            **bench.export.environment,
+            **machine(gpu=gpu),
+        },
         "device": bench.device,
     }
 

@@ -155,7 +155,10 @@ def time_schedules(
     if bench.latencies is not None:
         return {
             label: _given(
-                given_timing(bench.latencies, schedule.windows), schedule, sampler, passes[label]
+                given_timing(bench.latencies, candidate, schedule.windows),
+                schedule,
+                sampler,
+                passes[label],
             )
             for label, (schedule, sampler) in schedules.items()
         }

@@ -41,7 +41,8 @@ def ship(
     """Write the bundle and return it.
 
     Args:
-        contest: Has the engines.
+        contest: Has the engines.  Of a target of TensorRT what stands in for plans ships with them
+            and makes the golden answers, wherever it was tuned: it runs on any machine.
         candidate: The one that won.
         choices: Schedules of the tasks and of `default`.
         verdicts: As measured on test prompts; empty where an interrupted tune was not judged.
@@ -49,7 +50,8 @@ def ship(
         degraded: Whether the quality asked for was not shown.
         force: Replace a bundle that is there.
     """
-    bench, engines = contest.bench, contest.shop.engines(candidate)
+    bench = contest.bench
+    engines = contest.shop.stand_ins(candidate) if bench.ahead else contest.shop.engines(candidate)
     used = sorted({name for choice in choices.values() for name in choice.schedule.precisions})
     plans = plans_of(contest, candidate, used) if bench.ahead else {}
     graphs = [engines.graphs[name] for name in used]
@@ -228,7 +230,7 @@ def _measured(verdict: Verdict, bench: Workbench) -> dict[str, Any]:
     """
     whole = verdict_json(verdict)
     shipped = {k: v for k, v in whole.pop("shipped").items() if k not in ("label", "schedule")}
-    if not bench.ahead:
+    if not bench.stands_in:
         return {**shipped, **whole}
     latency = "none given" if bench.latencies is None else bench.latencies.says
     where = {"quality_from": "the graphs that stand in, on cpu", "latency_from": latency}

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal
 
+from engines.options import INPUT
 from engines.precision import FULL_PRECISION, Precision
 
 Value = int | float | str | bool
@@ -41,6 +42,9 @@ _SAYS: dict[str, str] = {
     SCHEDULE: "what the windows run: one precision, a share of the budget spent best, or by hand",
 }
 ALL = "all"
+
+# Knobs whose value does not decide what ships: it is chosen among all schedules of a setting.
+NEVER_PINNED = ("precisions", SCHEDULE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,11 @@ class Candidate:
         return str(self[SCHEDULE])
 
     @property
+    def weights(self) -> str:
+        """How plans are given their weights, where they are plans."""
+        return str(dict(self.items).get("weights", INPUT))
+
+    @property
     def options(self) -> dict[str, Value]:
         """Knobs of the backend, by name."""
         return {name: value for name, value in self.items if name not in _SAYS}
@@ -233,16 +242,27 @@ def knobs(
     )
 
 
-def narrowed(space: Sequence[Knob], wanted: Mapping[str, Sequence[Value]]) -> tuple[Knob, ...]:
+def narrowed(
+    space: Sequence[Knob],
+    wanted: Mapping[str, Sequence[Value]],
+    pinned: Mapping[str, Value] | None = None,
+) -> tuple[Knob, ...]:
     """Return knobs with the choices that a user wants in place of the built-in ones.
 
-    The default stays, and stays first: everything is compared with it.
+    The default stays, and stays first: everything is compared with it.  Of a pinned knob the value
+    is the default, and the only choice.
+
+    Args:
+        space: The knobs.
+        wanted: Choices by name.
+        pinned: One value by name.
 
     Raises:
         ValueError: There is no such knob, or a value is of another kind than the knob's.
     """
     known = {knob.name: knob for knob in space}
-    for name, choices in wanted.items():
+    alone = {name: (value,) for name, value in (pinned or {}).items()}
+    for name, choices in {**wanted, **alone}.items():
         if name not in known:
             raise ValueError(f"no knob {name!r}, only {', '.join(known)}")
         own = known[name].choices[0]
@@ -253,23 +273,15 @@ def narrowed(space: Sequence[Knob], wanted: Mapping[str, Sequence[Value]]) -> tu
             rules = known[name].choices
             if name in ("quantizer", "scales", "precisions") and choice not in rules:
                 raise ValueError(f"knob {name!r} has {', '.join(map(str, rules))}, not {choice!r}")
-    return tuple(
-        replace(
-            knob,
-            choices=tuple(
-                dict.fromkeys(
-                    (
-                        knob.choices[0],
-                        *(
-                            type(knob.choices[0])(each)
-                            for each in wanted.get(knob.name, knob.choices[1:])
-                        ),
-                    )
-                )
-            ),
-        )
-        for knob in space
-    )
+
+    def chosen(knob: Knob) -> tuple[Value, ...]:
+        own = knob.choices[0]
+        if knob.name in alone:
+            return (type(own)(alone[knob.name][0]),)
+        others = wanted.get(knob.name, knob.choices[1:])
+        return tuple(dict.fromkeys((own, *(type(own)(each) for each in others))))
+
+    return tuple(replace(knob, choices=chosen(knob)) for knob in space)
 
 
 def _kind(name: str) -> Kind:
@@ -283,6 +295,25 @@ def default_candidate(space: Sequence[Knob]) -> Candidate:
     return Candidate.of({knob.name: knob.choices[0] for knob in space})
 
 
+def rule_parts(rule: str) -> tuple[str, str]:
+    """Return the kind of a rule of the knob `schedule`, and what it names: a precision, K, a file.
+
+    The kind is UNIFORM, SPEND or BASELINE.
+
+    Raises:
+        ValueError: It is none of these, or names nothing; or a share is no whole number up to 100.
+    """
+    kind = next((each for each in (UNIFORM, SPEND, BASELINE) if rule.startswith(each)), "")
+    named = rule.removeprefix(kind)
+    share = named.isascii() and named.isdecimal() and int(named) <= 100
+    if not kind or not named or (kind == SPEND and not share):
+        raise ValueError(
+            f"a schedule's rule is {UNIFORM}P, {SPEND}K with K up to 100, or {BASELINE}NAME, got "
+            f"{rule!r}"
+        )
+    return kind, named
+
+
 def first_candidates(space: Sequence[Knob]) -> list[Candidate]:
     """Return the candidates that every search of ours begins with, in their order.
 
@@ -291,13 +322,11 @@ def first_candidates(space: Sequence[Knob]) -> list[Candidate]:
     """
     default = default_candidate(space)
     rules = next(knob.choices for knob in space if knob.name == SCHEDULE)
-    spends = [rule for rule in rules if str(rule).startswith(SPEND)]
-    order = [
-        *spends[:1],
-        *(rule for rule in rules if str(rule).startswith(UNIFORM)),
-        *spends[1:3],
-        *(rule for rule in rules if str(rule).startswith(BASELINE)),
-    ]
+    by_kind: dict[str, list[Value]] = {UNIFORM: [], SPEND: [], BASELINE: []}
+    for rule in rules:
+        by_kind[rule_parts(str(rule))[0]].append(rule)
+    spends = by_kind[SPEND]
+    order = [*spends[:1], *by_kind[UNIFORM], *spends[1:3], *by_kind[BASELINE]]
     first = [default.changed(schedule=rule) for rule in order]
     for knob in space:
         if knob.kind == "backend":

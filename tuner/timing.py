@@ -114,15 +114,19 @@ def timed_passes(
     return kept
 
 
-def given_timing(latencies: Latencies, windows: int) -> Timing:
-    """Return latencies that were given: the same in every window [W], nothing corrected."""
+def given_timing(latencies: Latencies, candidate: Candidate, windows: int) -> Timing:
+    """Return latencies that were given, of plans with their weights as a candidate has them.
+
+    They are the same in every window [W], and nothing is corrected.
+    """
+    passes = latencies.passes(candidate.weights)
     return Timing(
-        by_window={name: [each.median] * windows for name, each in latencies.passes.items()},
+        by_window={name: [each.median] * windows for name, each in passes.items()},
         spread={
             name: (each.low / each.median, each.high / each.median)
-            for name, each in latencies.passes.items()
+            for name, each in passes.items()
         },
-        anchor_ms=latencies.passes[FULL_PRECISION.name].median,
+        anchor_ms=passes[FULL_PRECISION.name].median,
         switch_ms=latencies.switch_ms,
     )
 
@@ -141,7 +145,7 @@ def time_candidate(shop: Workshop, candidate: Candidate, sampler: SamplerConfig)
     if not shop.bench.timed:
         return None
     if shop.bench.latencies is not None:
-        return given_timing(shop.bench.latencies, candidate.windows)
+        return given_timing(shop.bench.latencies, candidate, candidate.windows)
     fixed = fixed_steps_like(sampler, candidate.windows)
     engines = shop.engines(candidate)
     anchor = shop.engines(shop.default).fleet
@@ -164,7 +168,7 @@ def time_candidate(shop: Workshop, candidate: Candidate, sampler: SamplerConfig)
         )
     anchored = kept["pass"][_ANCHOR]
     first = anchored
-    if candidate.setting != shop.default:
+    if candidate.setting != shop.default.setting:
         reference = time_candidate(shop, shop.default, sampler)
         assert reference is not None, "simulated precisions are not timed"
         first = reference.anchor_ms

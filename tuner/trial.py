@@ -25,7 +25,7 @@ from tuner.choice import Priced
 from tuner.contest import Contest
 from tuner.gate import first_look, refused
 from tuner.rule import schedule_of
-from tuner.space import UNIFORM, Candidate
+from tuner.space import UNIFORM, Candidate, rule_parts
 from tuner.stopwatch import EVALUATE, MEASURE
 from tuner.timing import Timing
 from tuner.trials import TrialResult
@@ -126,9 +126,9 @@ def run_trial(
 
 def _spared(candidate: Candidate, contest: Contest, refused: Mapping[str, str]) -> bool:
     """Return whether a candidate's schedules can run none of the precisions that are refused."""
-    rule = candidate.schedule
-    if rule.startswith(UNIFORM):
-        return rule.removeprefix(UNIFORM) not in refused
+    kind, named = rule_parts(candidate.schedule)
+    if kind == UNIFORM:
+        return named not in refused
     names = candidate.precisions or tuple(each.name for each in contest.bench.precisions)
     return not set(names) & set(refused)
 
@@ -254,7 +254,7 @@ def _against(
     None where there is none, where the two are far apart, or where they run the same.
     """
     bench = contest.bench
-    measured = bench.timed and not bench.ahead
+    measured = bench.timed and bench.latencies is None
     if best is None or not measured or not set(runs) <= set(best.tasks):
         return None
     if not best.cost > 0.0 or not 1.0 / _CLOSE <= cost / best.cost <= _CLOSE:

@@ -42,8 +42,8 @@ it came from, and is such a file itself.  Keys: exports, output, target, precisi
 graders, baselines; budget.{mean_bits, latency_ms, memory_mib, latencies, gpu}; quality.{objective,
 max_loss.TASK (or .all), gates.DISTANCE, proxy}; search.{mode, strategy, trials, timeout_s, seed,
 storage}; space.KNOB: a list of choices in place of the built-in ones, the export's own beside
-them; run.{cache, cache_limit_mib, child_limit_s, child_memory_mib, allow_precision_mismatch,
-strict, force}.
+them, or one value, which pins the knob: it is its default and its only choice; run.{cache,
+cache_limit_mib, child_limit_s, child_memory_mib, allow_precision_mismatch, strict, force}.
 
 Strategies: tpe is ours, the exact program's schedules first, then what promises most; fast changes
 one knob at a time, full tries everything, mixed combines what helped alone, random draws.

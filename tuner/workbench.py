@@ -18,19 +18,21 @@ from calib_data.workload import (
 )
 from engines.build import Cache, digest_json
 from engines.errors import InputError
+from engines.machine import machine
 from engines.manifest import DEFAULT_TASK
 from engines.options import session_options
 from engines.ort import environment
 from engines.precision import FULL_PRECISION, Precision
 from engines.schedule import SamplerConfig, Schedule, fixed_steps_like, passes_by_window
-from engines.targets import refusal, target_from_name
+from engines.targets import target_from_name
 from engines.text import Tokenizer, tokenizer_from_file
+from engines.trt import module_version
 from exporter.folder import Export
 from tuner.baselines import from_file, widened
 from tuner.config import Effort, TuneConfig
 from tuner.evaluate import Item, sampler_of
-from tuner.exports import export_for, exports_of, own_tasks, precisions_of
-from tuner.latencies import Latencies, given_latencies
+from tuner.exports import candidates_of, export_for, exports_of, own_tasks
+from tuner.latencies import Latencies, elsewhere, given_latencies
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Workbench:
         baselines: Schedules written by hand, by the name of their file and by task; None stands
             for every other task.
         latencies: Of engines for a GPU that is not asked here, or None.
+        plans_here: Whether the engines are TensorRT's plans, run on this machine's GPU.
     """
 
     config: TuneConfig
@@ -75,6 +78,7 @@ class Workbench:
     effort: Effort
     baselines: Mapping[str, Mapping[str | None, Schedule]] = field(default_factory=dict)
     latencies: Latencies | None = None
+    plans_here: bool = False
 
     def baselines_of(self, task: str) -> dict[str, Schedule]:
         """Return the schedules written by hand for a task, or for `default`, by their file."""
@@ -92,6 +96,10 @@ class Workbench:
             **environment(session_options(self.config.target)),
             "target": self.config.target,
         }
+        if self.plans_here:
+            target = target_from_name(self.config.target)
+            found |= {**machine(gpu=True), target.module: module_version(target)}
+            return f"{found['device']}, {self.config.target} ({digest_json(found)[:8]})"
         if self.ahead:
             found["latencies"] = digest_json(self.latencies and self.latencies.to_json())
             elsewhere = "no latencies" if self.latencies is None else self.latencies.says
@@ -105,13 +113,18 @@ class Workbench:
 
     @property
     def ahead(self) -> bool:
-        """Whether engines are built for a GPU that is not asked here: latencies are given."""
+        """Whether what ships are plans of TensorRT."""
         return target_from_name(self.config.target).ahead
+
+    @property
+    def stands_in(self) -> bool:
+        """Whether what runs here stands in for plans of a GPU that is not asked."""
+        return self.ahead and not self.plans_here
 
     @property
     def timed(self) -> bool:
         """Whether the candidates have latencies, measured here or given."""
-        return not self.simulated and (not self.ahead or self.latencies is not None)
+        return not self.simulated and (not self.stands_in or self.latencies is not None)
 
     @property
     def unit(self) -> str:
@@ -181,7 +194,7 @@ def prepare(
     spent = effort or config.effort
     export = export_for(config.export, config.target)
     exports = exports_of(export, config.others, config.target)
-    precisions = _candidates(config, export)
+    precisions = candidates_of(config, export)
     tokenizer = tokenizer_from_file(export.tokenizer, export.model)
     asked = asked_tasks(config.tasks, config.graders, export, export.windows)
     jobs = {
@@ -194,6 +207,8 @@ def prepare(
             f"a loss is allowed to the task {strange[0]!r}, tasks are {', '.join(jobs)}; mend "
             f"the name, or add --task {strange[0]}"
         )
+    target = target_from_name(config.target)
+    plans_here = target.ahead and elsewhere(target) is None
     return Workbench(
         config,
         export,
@@ -205,7 +220,8 @@ def prepare(
         say,
         spent,
         _baselines(config, precisions, jobs, export.windows, say),
-        given_latencies(config, export, precisions),
+        given_latencies(config, export, precisions, plans_here or not target.ahead),
+        plans_here,
     )
 
 
@@ -238,28 +254,6 @@ def _baselines(
                 f"mend the name, or add --task {unknown[0]}"
             )
     return found
-
-
-def _candidates(config: TuneConfig, export: Export) -> tuple[Precision, ...]:
-    """Return the precisions that compete, most bits first."""
-    target = target_from_name(config.target)
-    names = config.precisions or tuple(
-        name
-        for name, precision in export.precisions.items()
-        if not precision.simulated and refusal(target, name) is None
-    )
-    chosen = precisions_of(names, export)
-    for name in names:
-        if (why := refusal(target, name)) is not None:
-            raise InputError(f"{why}; mend --precision, or choose another --target")
-    if len({precision.simulated for precision in chosen}) > 1:
-        raise InputError(
-            f"simulated and executed precisions cannot compete, got {', '.join(names)}; name only "
-            f"one kind with --precision"
-        )
-    if chosen[0].simulated and (config.latency_ms or config.latency_share):
-        raise InputError("simulated precisions have no latency; budget them with --mean-bits")
-    return tuple(sorted(chosen, key=lambda each: (-each.bits, each.name)))
 
 
 def task_of(

@@ -22,7 +22,8 @@ from tuner.config import ProfileConfig
 from tuner.gain import summarize
 from tuner.profile_setting import ProfiledTask, Setting, prepare_profile
 from tuner.sensitivity import prompt_tables
-from tuner.workshop import engine_spec, trace_items
+from tuner.trajectories import trace_items
+from tuner.workshop import engine_spec
 
 TASK = "close"
 PROMPTS, ROUNDS = 32, 9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -62,8 +63,6 @@ def test_a_rebuilt_bundle_has_one_target_more_and_verifies(
 def test_in_place_the_old_one_is_replaced_when_the_new_one_is_whole(
     bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import shutil
-
     own = tmp_path / "OWN"
     shutil.copytree(bundle, own)
     argv = ["rebuild", str(own), "--target", "rtx-sm86", "--cache", str(tmp_path / "cache")]
@@ -73,6 +72,29 @@ def test_in_place_the_old_one_is_replaced_when_the_new_one_is_whole(
     assert main(argv) == 0
     assert read_bundle(own).digest == digest
     assert "1 reused" in capsys.readouterr().out
+
+
+def test_a_build_route_stays_with_the_target_that_it_was_found_on(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, out = tmp_path / "OWN", tmp_path / "NEW"
+    shutil.copytree(bundle, own)
+    manifest = json.loads((own / "manifest.json").read_text())
+    (name,) = [name for name, e in manifest["engines"].items() if e["target"] == "rtx-sm89"]
+    manifest["engines"][name]["options"]["route"] = "-kgen:codegen:cuda_tile=2"
+    (own / "manifest.json").write_text(json.dumps(manifest))
+    cache = ("--cache", str(tmp_path / "cache"))
+    assert main(["rebuild", str(own), "--target", "rtx-sm86", "-o", str(out), *cache]) == 0
+    said = capsys.readouterr().err
+    assert "int8: its build route, -kgen:codegen:cuda_tile=2, was found on rtx-sm89" in said
+    assert "means nothing for rtx-sm86" in said
+    before, made = read_bundle(own).manifest, read_bundle(out).manifest
+    (engine,) = made.serving("rtx-sm86").values()
+    assert engine.options["route"] == ""
+    assert engine.graph == before.serving("rtx-sm89")["int8"].graph == "int8.all.bare.serve"
+    # For its own target it is asked for again, and this module's answer is that it has none.
+    assert main(["rebuild", str(own), "--target", "rtx-sm89", "-o", str(out / "2"), *cache]) == 1
+    assert "has no build routes, so '-kgen:codegen:cuda_tile=2'" in capsys.readouterr().err
 
 
 def test_what_cannot_be_rebuilt_is_told(
@@ -103,8 +125,6 @@ def test_options_at_fault_are_refused_before_anything_is_built(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    import shutil
-
     own = tmp_path / "OWN"
     shutil.copytree(bundle, own)
     manifest = json.loads((own / "manifest.json").read_text())

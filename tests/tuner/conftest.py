@@ -17,11 +17,17 @@ from tuner.space import Candidate, Knob, knobs
 
 @pytest.fixture(scope="package")
 def small_effort() -> Iterator[None]:
-    """Let a tune try two candidates, which differ only in threads, on a few prompts."""
+    """Let a tune try two candidates, which differ only in threads, on a few prompts.
+
+    For TensorRT there are no threads, and what can be searched of plans stays.
+    """
+    kept = ("weights",)
 
     def options_only(default: Candidate, **of: Any) -> tuple[Knob, ...]:
         return tuple(
-            replace(knob, choices=(0, 1) if knob.name == "threads" else knob.choices[:1])
+            knob
+            if knob.name in kept
+            else replace(knob, choices=(0, 1) if knob.name == "threads" else knob.choices[:1])
             for knob in knobs(default, **of)
         )
 
@@ -29,6 +35,12 @@ def small_effort() -> Iterator[None]:
         patch.setitem(config.MODES, "quick", EFFORT)
         patch.setattr(workshop, "knobs", options_only)
         yield
+
+
+@pytest.fixture
+def every_knob(small_effort: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a tune of little effort have all its knobs again."""
+    monkeypatch.setattr(workshop, "knobs", knobs)
 
 
 @pytest.fixture(scope="package")

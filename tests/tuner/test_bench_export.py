@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 import cadenza
 from engines.backend import FakeBackend, Floats, Ids, Mask
 from engines.buckets import Buckets
-from engines.errors import InputError
 from engines.manifest import Shape
 from engines.precision import Precision
 from engines.targets import SMS, Target, target_from_name
@@ -165,25 +164,6 @@ def test_each_precision_is_built_and_timed_with_its_weights_inside_and_as_inputs
     assert {name for name, files in given_files if not files} == {"fp32", "fp16", "int8"}
 
 
-def read_today(document: dict[str, Any], file: Path, ahead: Export) -> Path:
-    """Write what bench wrote, in the form of this version's reader, and return the file.
-
-    The older form has one latency a precision: {passes: {name: {ms, low, high}}}.
-    """
-    file.write_text(json.dumps(document))
-    try:
-        latencies_from_file(file, ahead, ["fp32"])
-    except InputError as error:
-        if "'passes' is missing" not in str(error):
-            raise
-        passes: dict[str, Any] = {}
-        for row in document["rows"]:
-            ms = {"ms": row["latency_ms"], "low": row["low"], "high": row["high"]}
-            passes.setdefault(row["precision"], ms)
-        file.write_text(json.dumps({**document, "passes": passes}))
-    return file
-
-
 def test_the_file_is_what_tune_reads(
     document: dict[str, Any],
     ahead: Export,
@@ -192,12 +172,10 @@ def test_the_file_is_what_tune_reads(
     tmp_path: Path,
     capsys: Out,
 ) -> None:
-    file = read_today(document, tmp_path / "read.json", ahead)
-    read = latencies_from_file(file, ahead, ["fp32", "fp16", "int8"])
+    file = tmp_path / "latencies.json"  # where the fixture's command wrote it
+    read = latencies_from_file(file, ahead, ["fp32", "fp16", "int8"], TARGET)
     assert (read.source, read.device, read.target) == ("measured", "a GPU of a test", TARGET)
-    assert read.to_json()["switch_ms"] == document["switch_ms"]
-    if "rows" in read.to_json():
-        assert read.to_json()["rows"] == document["rows"]
+    assert read.to_json() == document
     tuner = Tuner(ahead.folder, tmp_path / "BUNDLE", shared_cache, capsys)
     asked = ("--target", TARGET, "--precision", "fp16", "--precision", "int8")
     said = tuner(*asked, "--latencies", file, "--max-loss", "100", "--json")

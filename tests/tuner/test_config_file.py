@@ -66,13 +66,35 @@ def test_a_whole_file_becomes_a_config(tmp_path: Path) -> None:
         seed=7,
         space=(
             ("clip", (1.0, 0.9)),
-            ("graph_optimization", ("all",)),
+            ("graph_optimization", "all"),
             ("spinning", (False,)),
             ("threads", (0, 2)),
         ),
     )
     assert config.floor_of("chain") == 3.0
     assert config.floor_of("edit") == 1.5
+
+
+def test_a_route_s_values_are_words_whatever_they_look_like(tmp_path: Path) -> None:
+    text = "exports: [e]\noutput: b\nspace: {-kgen:codegen:cuda_tile: [0, 2]}\n"
+    found = read(tmp_path, text, "space.-peep:max=4", "space.-slice_fusion=off")
+    assert found["space.-kgen:codegen:cuda_tile"] == ("0", "2")
+    assert config_of(found).pinned == {"-peep:max": "4", "-slice_fusion": "off"}
+    assert read(tmp_path, found.to_yaml())["space.-peep:max"] == "4"
+
+
+def test_one_value_pins_a_knob_and_a_list_of_one_does_not(tmp_path: Path) -> None:
+    for text, value in (("window", "window"), ("[window]", ("window",)), ("3", 3)):
+        found = read(tmp_path, "exports: [e]\noutput: b\n", f"space.scales={text}")
+        assert found["space.scales"] == value
+        assert read(tmp_path, found.to_yaml())["space.scales"] == value
+        config = config_of(found)
+        assert (config.pinned, config.choices) == (
+            ({}, {"scales": value}) if isinstance(value, tuple) else ({"scales": value}, {})
+        )
+    for knob in ("schedule", "precisions"):
+        with pytest.raises(InputError, match=f"knob '{knob}' cannot be pinned"):
+            config_of(read(tmp_path, "exports: [e]\noutput: b\n", f"space.{knob}=all"))
 
 
 def test_each_value_tells_where_it_came_from(tmp_path: Path) -> None:
@@ -160,7 +182,7 @@ def test_a_file_that_says_nothing_changes_nothing(tmp_path: Path, text: str) -> 
         ("=3", "--set takes KEY=VALUE"),
         ("search.tirals=3", "unknown key 'search.tirals'; did you mean 'search.trials'"),
         ("search.trials=x", "--set search.trials=x: search.trials must be a whole number"),
-        ("space.clip={a: 1}", "space.clip must be a list of values"),
+        ("space.clip={a: 1}", "space.clip must be a value or a list of values"),
     ],
 )
 def test_a_setting_at_fault_is_told(setting: str, says: str) -> None:

@@ -17,7 +17,9 @@ from tuner.space import (
     default_candidate,
     first_candidates,
     knobs,
+    narrowed,
     offers,
+    rule_parts,
     size,
 )
 
@@ -162,6 +164,33 @@ def test_every_first_candidate_is_offered(precisions: tuple[Precision, ...]) -> 
     assert all(offers(space, each) for each in first_candidates(space))
 
 
+def test_a_pinned_knob_has_its_value_as_default_and_as_only_choice() -> None:
+    space = narrowed(offered(), {"windows": (3,)}, {"clip": 1, "scales": "window", "keep": 2})
+    found = choices(space)
+    assert found["windows"] == (6, 3)  # a list of one: the default stays beside it
+    assert (found["clip"], found["scales"], found["keep"]) == ((1.0,), ("window",), (2,))
+    assert type(found["clip"][0]) is float
+    default = default_candidate(space)
+    assert (default.scales, default.keep) == ("window", 2)
+    assert all(each.scales == "window" for each in first_candidates(space))
+
+
+@pytest.mark.parametrize(
+    ("pinned", "says"),
+    [
+        ({"colour": "red"}, "no knob 'colour'"),
+        ({"scales": "each"}, "knob 'scales' has shared, window, not 'each'"),
+        ({"windows": "three"}, "takes values like 6, got 'three'"),
+        ({"spinning": 1}, "takes values like False, got 1"),
+    ],
+)
+def test_a_knob_is_not_pinned_to_what_it_cannot_be(
+    pinned: dict[str, str | int], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        narrowed(offered(), {}, pinned)
+
+
 def test_a_value_of_another_kind_is_not_offered() -> None:
     space = offered()
     assert offers(space, DEFAULT)
@@ -192,3 +221,26 @@ def test_a_knob_needs_different_choices() -> None:
         Knob("clip", (1.0, 1.0), "recipe", "clip")
     with pytest.raises(ValueError, match="different choices"):
         Knob("clip", (), "recipe", "clip")
+
+
+@pytest.mark.parametrize(
+    ("rule", "parts"),
+    [
+        ("uniform-int8-w", ("uniform-", "int8-w")),
+        ("spend-0", ("spend-", "0")),
+        ("spend-100", ("spend-", "100")),
+        ("baseline-uniform-mine", ("baseline-", "uniform-mine")),
+    ],
+)
+def test_a_rule_is_its_kind_and_what_it_names(rule: str, parts: tuple[str, str]) -> None:
+    assert rule_parts(rule) == parts
+    assert "".join(rule_parts(rule)) == rule
+
+
+@pytest.mark.parametrize(
+    "rule",
+    ["", "spend", "spend-", "spend-101", "spend-1.5", "spend-²", "uniform-", "Best-int8"],
+)
+def test_what_is_no_rule_has_no_parts(rule: str) -> None:
+    with pytest.raises(ValueError, match="a schedule's rule is"):
+        rule_parts(rule)

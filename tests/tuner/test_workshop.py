@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from engines.errors import InputError
 from engines.options import OrtOptions
 from exporter.folder import Export, Recipe
 from tests.tuner.tuning import bench_of
 from tuner import workshop
+from tuner.space import Value, default_candidate
+from tuner.timing import time_candidate
 from tuner.workshop import Workshop, engine_spec
 
 pytestmark = pytest.mark.usefixtures("small_effort")
@@ -126,3 +129,37 @@ def test_traces_are_of_full_precision_and_of_every_calibration_prompt(shop: Work
         traces = shop.traces[name]
         assert [trace.request.prompt for trace in traces] == [i.ids for i in job.calibration]
         assert all(set(t.request.schedule.precisions) == {"fp32"} for t in traces)
+
+
+@pytest.mark.usefixtures("every_knob")
+def test_what_is_pinned_is_the_yardstick_s_too(exported: Export, tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    pinned = (("scales", "window"), ("keep", 1), ("windows", 3), ("threads", 1))
+    bench = bench_of(exported, tmp_path, precisions=("int8",), space=pinned)
+    shop = Workshop(bench, tmp_path / "work")
+    assert default_candidate(shop.space) == shop.default
+    engines = shop.engines(shop.default)  # blocks are ranked by traces that need no kept block
+    assert (engines.folder.windows, engines.options.threads) == (3, 1)
+    assert engines.graphs["int8"] == "int8.serve"
+    assert len(engines.folder.recipe.keep) == 1
+    sampler = next(iter(bench.jobs.values())).sampler
+    timing = time_candidate(shop, shop.default, sampler)
+    assert timing is not None and timing.drift == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "choices", "says"),
+    [
+        ("windows", (3, 1000), r"windows <= \d+ must hold, the steps, got 1000"),
+        ("keep", (0, 99), r"0 <= keep < \d+ must hold, got 99"),
+        ("keep", (-1,), r"0 <= keep < \d+ must hold, got -1"),
+        ("windows", ("3",), "knob 'windows' takes values like 3, got '3'"),
+        ("keep", (True,), "knob 'keep' takes values like 0, got True"),
+    ],
+)
+def test_a_choice_that_cannot_be_had_is_refused_with_its_value(
+    name: str, choices: tuple[Value, ...], says: str, exported: Export, tmp_path: Path
+) -> None:
+    bench = bench_of(exported, tmp_path, space=((name, choices),))
+    with pytest.raises(InputError, match=says):
+        Workshop(bench, tmp_path / "work").space  # noqa: B018
