@@ -6,8 +6,8 @@ Polygraphy marks tensors as outputs (`ModifyOutputs`), runs the runners side by 
 told, is `exporter.compare`'s.
 
 Never all layers at once: as many as their outputs hold `MOST_BYTES` in a state.  In memory are
-then, of one state, those outputs of the two graphs and of the layers alone, and what these read: at
-most about four times that, besides the weights of two sessions.
+then, of one state, those outputs of both graphs and of the layers alone, and what these read:
+about four times that at most, and the weights of three sessions, each no more than its layers need.
 
 Polygraphy's `EngineFromBytes` lets an engine run code on the host, so it is never used here:
 engines come from `engines.trt_device`, which does not, and are built in this very process's call.
@@ -17,8 +17,11 @@ The only file that imports polygraphy, and only inside functions.
 
 from __future__ import annotations
 
+import os
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,19 +34,11 @@ from engines.model import ASKED, BATCH, IDS, LENGTH, LOGITS, MASK, POSITIONS, SC
 from engines.options import OrtOptions
 from engines.ort import failures, session_from_model
 from engines.precision import Precision
-from exporter.compare import (
-    Difference,
-    Layer,
-    Row,
-    alone,
-    chunks,
-    coarse,
-    differs,
-    floats_of,
-    layers_of,
-    pruned,
-    tolerance,
-)
+from engines.targets import target_from_name
+from engines.trt import BuildRequest, build_plan, tensorrt_module
+from engines.trt_device import Device
+from exporter.compare import Difference, Row, chunks, differs, layers_of, tolerance
+from exporter.cuts import alone, floats_of, pruned
 
 if TYPE_CHECKING:
     import onnx
@@ -68,6 +63,7 @@ class Side:
         scales: Activation scales of each window [W, S] where they are an input.
         rewritten: Whether ONNX Runtime may rewrite the graph.
         exact: Compute in floating point whatever the graph only rounds.
+        plan: What TensorRT builds, where that runs it and not ONNX Runtime.
     """
 
     name: str
@@ -77,6 +73,7 @@ class Side:
     scales: NDArray[np.float32] | None = None
     rewritten: bool = True
     exact: bool = True
+    plan: BuildRequest | None = None
 
     def feed(self, state: State) -> dict[str, NDArray[Any]]:
         """Return the graph's inputs in a state."""
@@ -101,15 +98,15 @@ class Question:
         looked_into: The one whose layers are told.
         rest: Type of both graphs' results as they are rounded, by safetensors' name.
         quantized: Whether one is quantized and the other is not.
-        fused: Whether layers are told from product to product only, so that the kernels that a
-            runtime fuses stay whole.
+        between: Tensors between which layers are told; others are inside one, so that the kernels
+            that a runtime fuses stay whole.  None for all.
     """
 
     held_against: Side
     looked_into: Side
     rest: str
     quantized: bool = False
-    fused: bool = False
+    between: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,32 +148,41 @@ def answer(
     left, right = question.held_against, question.looked_into
     lefts, rights = floats_of(left.model), floats_of(right.model)
     cuts = lefts.keys() & rights.keys()
-    if question.fused:
-        cuts &= coarse(left.model)
+    if question.between is not None:
+        cuts &= question.between
     if not cuts:
         raise InputError(f"{left.name} and {right.name} have no tensor in common; export again")
     layers = layers_of(right.model, cuts, architecture)
     length = max(state.ids.shape[1] for state in states)
     sizes = {name: max(_numbers(lefts[name], state) for state in states) for name in cuts}
+    by_engine = right.plan is not None
     own: dict[str, Difference] = {}
     run: dict[str, float] = {}
+    crest: dict[str, float] = {}
     with quiet():
         done = 0
         for part in chunks(layers, sizes, MOST_BYTES // 4):
             wanted = [layer.tensor for layer in part]
-            for found, so_far in _chunk(question, states, wanted, cuts, rights):
+            for found, so_far, crests in _chunk(question, states, wanted, cuts, rights):
+                for name, most in crests.items():
+                    crest[name] = max(crest.get(name, 1.0), most)
                 for name, each in found.items():
                     own[name] = each.worst(own[name]) if name in own else each
                     run[name] = max(run.get(name, 0.0), so_far[name], key=_nan_last)
             done += len(part)
             say(f"{right.name}: {done} of {len(layers)} layers")
         outputs = _outputs(question, states)
-    rows = []
+    rows: list[Row] = []
+    carried = 0.0
+    precision = right.precision if question.quantized or by_engine else None
     for layer in layers:
-        may = chosen
-        if may is None:
-            precision = right.precision if question.quantized else None
-            may = tolerance(layer, question.rest, length, precision)
+        outlying = max((crest[name] for name in layer.sources), default=1.0)
+        may = tolerance(layer, question.rest, length, precision, outlying)
+        if by_engine:
+            # A number that falls to the other side of a step is off by the step, in one layer and
+            # then in all behind it: at most as if each side had rounded for itself.
+            carried = may = max(carried, may)
+        may = may if chosen is None else chosen
         each = own[layer.tensor]
         rows.append(Row(layer, each, run[layer.tensor], may, differs(each, may)))
     return Answer(rows=tuple(rows), outputs=outputs, states=len(states))
@@ -232,41 +238,51 @@ def _chunk(
     wanted: Sequence[str],
     cuts: set[str],
     types: Mapping[str, onnx.TypeProto],
-) -> Iterator[tuple[dict[str, Difference], dict[str, float]]]:
-    """Yield, for each state, how some layers differ alone and in the whole run."""
+) -> Iterator[tuple[dict[str, Difference], dict[str, float], dict[str, float]]]:
+    """Yield, for each state, how some layers differ alone and in the whole run; outliers, too.
+
+    These are the largest magnitudes over root mean squares of what the layers are given.
+    """
     left, right = question.held_against, question.looked_into
     single, own, given = alone(right.model, wanted, cuts, types)
     both = list(dict.fromkeys([*given, *wanted]))
-    runners = [
-        _runner(left, _marked(left.model, both), "held against"),
-        _runner(right, _marked(right.model, wanted), "looked into"),
-    ]
-    lone = _runner(right, single, "alone")
+    against = _runner(left, _marked(left.model, both), "held against")
+    whole = (
+        _engine(right, wanted)
+        if right.plan
+        else _runner(right, _marked(right.model, wanted), "looked into")
+    )
+    engine = right.plan is not None  # its layers are not run alone: each would be a plan
+    lone = nullcontext() if engine else _runner(right, single, "alone")
+    by_row = right.precision.simulated or right.precision.name == "nvfp4"
     kinds = {name: _numpy(types[name]) for name in given}
-    with lone, runners[0], runners[1]:
+    with against as one, whole as two, lone as three:
         for state in states:
             with np.errstate(all="ignore"):
-                first = _infer(runners[0], left, left.feed(state))
-                second = _infer(runners[1], right, right.feed(state))
-                feed = right.feed(state) | {name: first[name].astype(kinds[name]) for name in given}
-                third = _infer(lone, right, feed)
+                first = _infer(one, left, left.feed(state))
+                second = _infer(two, right, right.feed(state))
+                third = {own[name]: second[name] for name in wanted}
+                if not engine:
+                    cast = {name: first[name].astype(kinds[name]) for name in given}
+                    third = _infer(three, right, right.feed(state) | cast)
             yield (
                 {name: measured(name, first[name], third[own[name]]) for name in wanted},
                 {name: measured(name, first[name], second[name]).relative for name in wanted},
+                {name: _crest(first[name], by_row) for name in given},
             )
 
 
 def _outputs(question: Question, states: Sequence[State]) -> Difference:
     """Return how the logits differ where nothing inside is marked: nothing keeps kernels apart."""
     sides = (question.held_against, question.looked_into)
-    runners = [_runner(side, side.model, side.name) for side in sides]
+    runners = [
+        _engine(side, ()) if side.plan else _runner(side, side.model, side.name) for side in sides
+    ]
     found: Difference | None = None
-    with runners[0], runners[1]:
+    with runners[0] as one, runners[1] as two:
         for state in states:
-            left, right = (
-                _infer(runner, side, side.feed(state))[LOGITS]
-                for runner, side in zip(runners, sides, strict=True)
-            )
+            left = _infer(one, sides[0], sides[0].feed(state))[LOGITS]
+            right = _infer(two, sides[1], sides[1].feed(state))[LOGITS]
             each = measured(LOGITS, left, right)
             found = each if found is None else each.worst(found)
     assert found is not None
@@ -297,6 +313,26 @@ def _runner(side: Side, model: onnx.ModelProto, name: str) -> Any:
     return runner(session, name=name)
 
 
+@contextmanager
+def _engine(side: Side, marked: Sequence[str]) -> Iterator[Any]:
+    """Yield Polygraphy's runner of a plan that is built here and now, with some tensors marked.
+
+    No machine with a GPU has run this yet.
+    """
+    request = side.plan
+    assert request is not None
+    target = target_from_name(request.target)
+    if target.module == "tensorrt-rtx":  # how Polygraphy is told which of the two modules it is
+        os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = "1"
+        sys.modules.setdefault("tensorrt_rtx", tensorrt_module(target))
+    runner = require("polygraphy.backend.trt", "compare", "comparing").TrtRunner
+    with Device.open(target) as device, tempfile.TemporaryDirectory(prefix="cadenza-") as scratch:
+        file = Path(scratch) / f"{request.graph.stem}.plan"
+        file.write_bytes(build_plan(request, lambda line: None, marked))
+        with runner(device.engine(file), name=side.name) as active:
+            yield active
+
+
 def _infer(runner: Any, side: Side, feed: Feed) -> dict[str, NDArray[Any]]:
     """Return the outputs of an active runner, with only the inputs that it has."""
     names = runner.get_input_metadata(use_numpy_dtypes=False).keys()
@@ -310,15 +346,31 @@ def _infer(runner: Any, side: Side, feed: Feed) -> dict[str, NDArray[Any]]:
 
 def _numbers(kind: onnx.TypeProto, state: State) -> int:
     """Return how many numbers a tensor holds in a state; an axis of no name counts as tokens."""
-    axes = {
+    axes: dict[str, int] = {
         BATCH: state.ids.shape[0],
         LENGTH: state.ids.shape[1],
         ASKED: state.positions.shape[1],
     }
     count = 1
     for dim in kind.tensor_type.shape.dim:
-        count *= dim.dim_value or axes.get(dim.dim_param, state.ids.shape[1])
+        size: int = dim.dim_value or axes.get(dim.dim_param, state.ids.shape[1])
+        count *= size
     return max(count, 1)
+
+
+def _crest(values: NDArray[Any], by_row: bool) -> float:
+    """Return the largest magnitude over the root mean square; 1 where there is none.
+
+    Args:
+        values: What is rounded [.., K].
+        by_row: Whether each row has a scale of its own; then squares of largest are averaged.
+    """
+    wide = np.abs(np.atleast_1d(values).astype(np.float64))
+    mean = float(np.sqrt(np.square(wide).mean())) if wide.size else 0.0
+    if not 0.0 < mean < np.inf:
+        return 1.0
+    largest = np.sqrt(np.square(wide.max(-1)).mean()) if by_row else wide.max()
+    return float(largest) / mean
 
 
 def _numpy(kind: onnx.TypeProto) -> Any:
