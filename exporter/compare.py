@@ -65,7 +65,7 @@ class Layer:
         inner: Largest extent of what it sums over, as far as constants tell; at least 1.
         quantized: Whether it holds quantized weights.
         rounds: Whether it rounds activations to fewer bits.
-        half_scale: Whether by a scale of 16 bits.
+        step: The scale that it does that by, where it has 16 bits, else 0.
         sources: The tensors that it is given when it runs alone.
     """
 
@@ -77,7 +77,7 @@ class Layer:
     inner: int
     quantized: bool
     rounds: bool
-    half_scale: bool
+    step: float
     sources: tuple[str, ...]
 
 
@@ -126,13 +126,15 @@ class Row:
     differs: bool
 
 
-def differs(found: Difference, tolerance: float) -> bool:
+def differs(found: Difference, tolerance: float, step: float = 0.0) -> bool:
     """Return whether a difference is more than a tolerance explains; NaN and infinity always are.
 
     A single element may be off by as much of the largest element: of many deviates the largest is
-    about as many times their root mean square as the largest element is of the output's.
+    about as many times their root mean square as the largest element is of the output's.  Or by
+    one `step` (and its own rounding), where there is one.
     """
-    within = found.relative <= tolerance and found.absolute <= tolerance * found.largest
+    most = max(tolerance * found.largest, 1.001 * step)
+    within = found.relative <= tolerance and found.absolute <= most
     return not (within and math.isfinite(found.largest))
 
 
@@ -162,11 +164,12 @@ def tolerance(
             a scale.
     """
     k = max(layer.inner, length if layer.op == "Attention" else 1)
-    if layer.half_scale:
+    if layer.step:
         # QuantizeLinear rounds the quotient to the type of the scale first, unless it is told
-        # otherwise; that may fall to the other side of a step.  Twice, since the scale is a
-        # window's, and a state's own largest activation may be smaller.
-        return 2 / INT8_LARGEST
+        # otherwise.  A share 2^-11 |q| of the quotients q falls to the other side of a step, and
+        # is off by 1: relative to q's mean square, 2^-11 / |q|.  Scales are a window's, a state's
+        # own largest quotient may be a quarter of 127.
+        return 2 * math.sqrt(2 * ROUNDOFF["F16"] * crest / INT8_LARGEST)
     arithmetic = _ROUNDINGS * ROUNDOFF[rest] + _LIKELY * math.sqrt(k) * ROUNDOFF["F32"]
     return arithmetic + (0.0 if precision is None else noise(layer, precision, crest))
 
@@ -227,7 +230,7 @@ def layers_of(
                     inner=max([1, *sizes]),
                     quantized=any(is_quantized(name) for name in read),
                     rounds=any(each.op_type in ("QuantizeLinear", "Round") for each in inside),
-                    half_scale=any(_has_half_scale(each, parts) for each in inside),
+                    step=max((_half_step(each, parts) for each in inside), default=0.0),
                     sources=tuple(given),
                 )
             )
@@ -264,8 +267,9 @@ def _place(tensor: str, read: Sequence[str], architecture: str) -> tuple[str, st
     return "", ""
 
 
-def _has_half_scale(node: onnx.NodeProto, parts: Parts) -> bool:
-    return node.op_type == "QuantizeLinear" and node.input[1] in parts.halves
+def _half_step(node: onnx.NodeProto, parts: Parts) -> float:
+    """Return the scale of a node that rounds by one of 16 bits, else 0."""
+    return parts.halves.get(node.input[1], 0.0) if node.op_type == "QuantizeLinear" else 0.0
 
 
 def _most(left: float, right: float) -> float:

@@ -7,7 +7,7 @@ told, is `exporter.compare`'s.
 
 Never all layers at once: as many as their outputs hold `MOST_BYTES` in a state.  In memory are
 then, of one state, those outputs of both graphs and of the layers alone, and what these read:
-about four times that at most, and the weights of three sessions, each no more than its layers need.
+about four times that at most, besides the weights of three sessions.
 
 Polygraphy's `EngineFromBytes` lets an engine run code on the host, so it is never used here:
 engines come from `engines.trt_device`, which does not, and are built in this very process's call.
@@ -184,7 +184,15 @@ def answer(
             carried = may = max(carried, may)
         may = may if chosen is None else chosen
         each = own[layer.tensor]
-        rows.append(Row(layer, each, run[layer.tensor], may, differs(each, may)))
+        rows.append(
+            Row(
+                layer,
+                each,
+                run[layer.tensor],
+                may,
+                differs(each, may, 0.0 if chosen else layer.step),
+            )
+        )
     return Answer(rows=tuple(rows), outputs=outputs, states=len(states))
 
 
@@ -353,8 +361,8 @@ def _numbers(kind: onnx.TypeProto, state: State) -> int:
     }
     count = 1
     for dim in kind.tensor_type.shape.dim:
-        size: int = dim.dim_value or axes.get(dim.dim_param, state.ids.shape[1])
-        count *= size
+        known = axes.get(dim.dim_param, int(state.ids.shape[1]))
+        count *= int(dim.dim_value) or known
     return max(count, 1)
 
 

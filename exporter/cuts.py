@@ -22,13 +22,19 @@ class Parts:
     Attributes:
         cuts: Names of tensors.
         constants: Dimensions of each initializer.
-        halves: Initializers of 16 bits of floating point.
+        halves: Value of each constant number of float16.
     """
 
     def __init__(self, model: onnx.ModelProto, cuts: Collection[str]) -> None:
+        from onnx import TensorProto, numpy_helper
+
         self.cuts = cuts
         self.constants = {each.name: tuple(each.dims) for each in model.graph.initializer}
-        self.halves = {each.name for each in model.graph.initializer if each.data_type in (10, 16)}
+        self.halves = {
+            each.name: float(numpy_helper.to_array(each))
+            for each in model.graph.initializer
+            if each.data_type == TensorProto.FLOAT16 and not each.dims and each.raw_data
+        }
         self._made_by = {name: node for node in model.graph.node for name in node.output}
 
     def inside(self, tensor: str) -> list[onnx.NodeProto]:
