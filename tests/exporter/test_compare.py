@@ -25,7 +25,10 @@ from exporter.compare import (
 )
 from exporter.cuts import alone, floats_of, pruned, without_repeated_types
 
-Q_PROJ, FF_OUT = "model.transformer.blocks.3.q_proj.weight", "model.transformer.blocks.3.ff_out.weight"
+Q_PROJ, FF_OUT = (
+    "model.transformer.blocks.3.q_proj.weight",
+    "model.transformer.blocks.3.ff_out.weight",
+)
 
 
 def layer(**changes: object) -> Layer:
@@ -49,7 +52,7 @@ def row(relative: float, differs: bool) -> Row:
 
 
 def chain() -> onnx.ModelProto:
-    """Return ids -> x -> MatMul(q_proj) -> y -> Relu -> z -> MatMul(ff_out) -> out, a dead end too."""
+    """Return ids -> x -> MatMul(q_proj) -> y -> Relu -> z -> MatMul(ff_out) -> out; a dead end."""
     nodes = [
         helper.make_node("Cast", ["ids"], ["x"], name="make x", to=TensorProto.FLOAT),
         helper.make_node("Transpose", [Q_PROJ], ["turned"], name="turn"),
@@ -157,7 +160,9 @@ def test_what_is_no_number_always_differs(name: str, value: float) -> None:
 
 def test_one_element_far_off_differs_however_small_the_norm_of_all() -> None:
     assert differs(Difference(absolute=0.5, relative=0.001, cosine=1.0, largest=1.0), 0.01)
-    assert not differs(Difference(absolute=0.5, relative=0.001, cosine=1.0, largest=1.0), 0.01, 0.5)
+    assert not differs(
+        Difference(absolute=0.5, relative=0.001, cosine=1.0, largest=1.0), 0.01, 0.5
+    )
 
 
 def test_a_tolerance_grows_with_the_sum_the_type_and_the_step() -> None:
