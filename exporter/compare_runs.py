@@ -209,18 +209,33 @@ def measured(name: str, left: NDArray[Any], right: NDArray[Any]) -> Difference:
     if left.shape != right.shape:
         return Difference(np.inf, np.inf, -1.0, np.inf)
     compare = require("polygraphy.comparator", "compare", "comparing")
-    wide = [
-        compare.IterationResult(outputs={name: each.astype(np.float64)}, runner_name=side)
-        for each, side in ((right, "looked into"), (left, "held against"))
-    ]
+    wide = _results(name, left, right)
     with np.errstate(all="ignore"):
         simple = compare.SimpleCompareFunc(check_error_stat="max")(*wide)[name]
-        apart = compare.L2CompareFunc()(*wide)[name].l2_norm
         cosine = compare.CosineSimilarityCompareFunc()(*wide)[name].cosine_similarity
-        norm = float(np.linalg.norm(left.astype(np.float64).reshape(-1)))
-        relative = apart / norm if norm else (0.0 if apart == 0.0 else np.inf)
-    largest = float(np.abs(left.astype(np.float64)).max(initial=0.0))
-    return Difference(simple.max_absdiff, float(relative), float(cosine), largest)
+    largest = float(np.abs(wide[1][name]).max(initial=0.0))
+    return Difference(simple.max_absdiff, apart(name, left, right), float(cosine), largest)
+
+
+def apart(name: str, left: NDArray[Any], right: NDArray[Any]) -> float:
+    """Return the norm of the difference over that of what is held against; see `measured`."""
+    if left.shape != right.shape:
+        return np.inf
+    compare = require("polygraphy.comparator", "compare", "comparing")
+    wide = _results(name, left, right)
+    with np.errstate(all="ignore"):
+        between = float(compare.L2CompareFunc()(*wide)[name].l2_norm)
+        norm = float(np.linalg.norm(wide[1][name].reshape(-1)))
+    return between / norm if norm else (0.0 if between == 0.0 else np.inf)
+
+
+def _results(name: str, left: NDArray[Any], right: NDArray[Any]) -> list[Any]:
+    """Return what is looked into and what it is held against as Polygraphy's comparators want."""
+    result = require("polygraphy.comparator", "compare", "comparing").IterationResult
+    return [
+        result(outputs={name: each.astype(np.float64)}, runner_name=side)
+        for each, side in ((right, "looked into"), (left, "held against"))
+    ]
 
 
 @contextmanager
@@ -275,7 +290,7 @@ def _chunk(
                     third = _infer(three, right, right.feed(state) | cast)
             yield (
                 {name: measured(name, first[name], third[own[name]]) for name in wanted},
-                {name: measured(name, first[name], second[name]).relative for name in wanted},
+                {name: apart(name, first[name], second[name]) for name in wanted},
                 {name: _crest(first[name], by_row) for name in given},
             )
 

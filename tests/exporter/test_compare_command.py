@@ -57,7 +57,7 @@ def ahead(tmp_path_factory: pytest.TempPathFactory) -> Export:
 def compared(
     folder: Path, capsys: pytest.CaptureFixture[str], *options: str
 ) -> tuple[int, list[dict[str, Any]]]:
-    code = main(["compare", str(folder), "--json", *options])
+    code = main(["compare", str(folder), "--json", "--limit", "1", *options])
     return code, json.loads(capsys.readouterr().out)["pairs"]
 
 
