@@ -19,7 +19,10 @@ import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from engines.precision import Precision
 from exporter.cuts import Parts
@@ -235,6 +238,21 @@ def layers_of(
                 )
             )
     return tuple(found)
+
+
+def crest_of(values: NDArray[Any], by_row: bool) -> float:
+    """Return the largest magnitude over the root mean square; 1 where there is none.
+
+    Args:
+        values: What is rounded [.., K].
+        by_row: Whether each row has a scale of its own; then squares of largest are averaged.
+    """
+    wide = np.abs(np.atleast_1d(values).astype(np.float64))
+    mean = float(np.sqrt(np.square(wide).mean())) if wide.size else 0.0
+    if not 0.0 < mean < np.inf:
+        return 1.0
+    largest = np.sqrt(np.square(wide.max(-1)).mean()) if by_row else wide.max()
+    return float(largest) / mean
 
 
 def chunks(

@@ -68,7 +68,13 @@ def _parser() -> argparse.ArgumentParser:
         default=defaults.limit,
         help=f"denoising states (default: {defaults.limit})",
     )
-    add("--seed", metavar="S", type=int, help="random states in place of the export's own")
+    add(
+        "--seed",
+        metavar="S",
+        type=int,
+        help="random states in place of the export's own; activations may saturate there, where "
+        "scales were calibrated on real ones",
+    )
     add("--all", action="store_true", help="show every layer")
     add("--json", action="store_true", help="as one JSON object on stdout")
     return parser

@@ -37,7 +37,15 @@ from engines.precision import Precision
 from engines.targets import target_from_name
 from engines.trt import BuildRequest, build_plan, tensorrt_module
 from engines.trt_device import Device
-from exporter.compare import Difference, Row, chunks, differs, layers_of, tolerance
+from exporter.compare import (
+    Difference,
+    Row,
+    chunks,
+    crest_of,
+    differs,
+    layers_of,
+    tolerance,
+)
 from exporter.cuts import alone, floats_of, pruned
 
 if TYPE_CHECKING:
@@ -291,7 +299,7 @@ def _chunk(
             yield (
                 {name: measured(name, first[name], third[own[name]]) for name in wanted},
                 {name: apart(name, first[name], second[name]) for name in wanted},
-                {name: _crest(first[name], by_row) for name in given},
+                {name: crest_of(first[name], by_row) for name in given},
             )
 
 
@@ -379,21 +387,6 @@ def _numbers(kind: onnx.TypeProto, state: State) -> int:
         known = axes.get(dim.dim_param, int(state.ids.shape[1]))
         count *= int(dim.dim_value) or known
     return max(count, 1)
-
-
-def _crest(values: NDArray[Any], by_row: bool) -> float:
-    """Return the largest magnitude over the root mean square; 1 where there is none.
-
-    Args:
-        values: What is rounded [.., K].
-        by_row: Whether each row has a scale of its own; then squares of largest are averaged.
-    """
-    wide = np.abs(np.atleast_1d(values).astype(np.float64))
-    mean = float(np.sqrt(np.square(wide).mean())) if wide.size else 0.0
-    if not 0.0 < mean < np.inf:
-        return 1.0
-    largest = np.sqrt(np.square(wide.max(-1)).mean()) if by_row else wide.max()
-    return float(largest) / mean
 
 
 def _numpy(kind: onnx.TypeProto) -> Any:

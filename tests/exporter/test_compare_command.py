@@ -223,7 +223,8 @@ def test_the_folder_that_one_stands_in_changes_nothing(
 def test_states_are_chosen_by_window_or_drawn_from_a_seed(
     exported: Export, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    only = ("--precision", "int8", "--runner", "ort")
+    # Scales of each token's own: those calibrated on other states may saturate in random ones.
+    only = ("--precision", "w8a8", "--runner", "ort")
     runs = [
         compared(exported.folder, capsys, *only, *more)
         for more in (["--window", "2"], ["--seed", "1"], ["--seed", "1"], ["--seed", "2"])
