@@ -25,6 +25,8 @@ Each layer runs alone, given what the other graph's layer was given, so that the
 where the error is made; `run` is the error of the whole run.  A layer differs where it is off by
 more than its arithmetic explains: rounding to its type, a sum of K products in another order, and
 the step of what it is quantized to; NaN and infinity always.  Exit code 1 where one does.
+Marked as outputs, tensors keep kernels from being fused, so the logits are compared without, too.
+TensorRT's layers are not run alone: theirs is the error of the whole run.
 """
 
 
