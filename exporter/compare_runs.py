@@ -1,9 +1,9 @@
 """Runs two graphs of an export and returns how each layer differs, with Polygraphy.
 
 Polygraphy marks tensors as outputs (`ModifyOutputs`), runs the graphs (`OnnxrtRunner`,
-`TrtRunner`) and measures (`SimpleCompareFunc`, `L2CompareFunc`, `CosineSimilarityCompareFunc`);
-not its `Comparator.run`, since what one graph gave goes into the other.  What may differ by how much, and which layer is
-told, is `exporter.compare`'s.
+`TrtRunner`) and measures (`SimpleCompareFunc`, `L2CompareFunc`, `CosineSimilarityCompareFunc`).
+Not its `Comparator.run`: what one graph gave goes into the other.  What may differ, and which
+layer is told, is `exporter.compare`'s.
 
 Never all layers at once: as many as their outputs hold `MOST_BYTES` in a state.  In memory are
 then, of one state, those outputs of both graphs and of the layers alone, and what these read:
