@@ -48,6 +48,9 @@ COMMANDS: dict[str, Command] = {
         "tuner.bench_command", "ort", "a bundle's speed and memory, an export's passes"
     ),
     "inspect": Command("engines.cli", "ort", "what an export or a bundle holds"),
+    "compare": Command(
+        "exporter.compare_command", "compare", "the first layer that differs across runners"
+    ),
     "rebuild": Command("engines.rebuild", "tensorrt-rtx", "a bundle's plans for another target"),
     "verify": Command("engines.cli", "ort", "check a bundle: every byte, and its golden answers"),
 }

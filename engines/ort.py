@@ -268,6 +268,42 @@ class OrtBackend:
             )
 
 
+def session_from_model(
+    model: bytes, folder: Path, precision: Precision, options: OrtOptions, rewritten: bool = True
+) -> Any:
+    """Return a session of a graph in memory on the CPU, for looking into it.
+
+    Args:
+        model: The graph, serialized.
+        folder: Where it would lie: its weights are found from there, wherever the process is.
+        precision: What it holds.
+        options: How sessions are made.
+        rewritten: Whether the graph may be rewritten; otherwise each node runs as it stands.
+
+    Raises:
+        BackendError: ONNX Runtime cannot run the graph; ends with its own words.
+    """
+    runtime = _onnxruntime("cpu")
+    settings = _session_options(runtime, precision, options)
+    settings.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", os.fspath(folder.resolve())
+    )
+    if not rewritten:
+        settings.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        return runtime.InferenceSession(model, settings, providers=[PROVIDERS["cpu"]])
+    except _failures(runtime) as error:
+        raise BackendError(
+            f"ONNX Runtime {runtime.__version__} cannot run this graph of {precision.name}: "
+            f"{_first_line(error)}; leave {precision.name} out"
+        ) from error
+
+
+def failures() -> tuple[type[BaseException], ...]:
+    """Return what a session raises when it is run."""
+    return _failures(_onnxruntime("cpu"))
+
+
 def environment(options: OrtOptions | None = None) -> dict[str, str]:
     """Return what a build and a latency depend on besides the graph and the options.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import ModuleType
@@ -117,12 +117,16 @@ def module_version(target: Target) -> str:
     return str(tensorrt_module(target).__version__)
 
 
-def build_plan(request: BuildRequest, say: Callable[[str], None]) -> memoryview:
+def build_plan(
+    request: BuildRequest, say: Callable[[str], None], marked: Collection[str] = ()
+) -> memoryview:
     """Return the bytes of a plan.
 
     Args:
         request: What is wanted.
         say: Told every line of TensorRT's log, with its severity.
+        marked: Names of tensors that are made outputs too, for looking into a plan; what lies on
+            both sides of one is no longer fused.
 
     Raises:
         BackendError: TensorRT refuses the graph; ends with its own words.
@@ -145,6 +149,7 @@ def build_plan(request: BuildRequest, say: Callable[[str], None]) -> memoryview:
             f"precision, or export again"
         )
     _decompose_attention(trt, network)
+    _mark(network, marked, request.graph.name)
     config = builder.create_builder_config()
     config.builder_optimization_level = request.options.optimization_level
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
@@ -280,6 +285,19 @@ def _decompose_attention(trt: ModuleType, network: Any) -> None:
         if layer.type == trt.LayerType.ATTENTION_INPUT:
             layer.__class__ = trt.IAttentionInputLayer  # the bindings' own way to narrow a layer
             layer.attention.decomposable = True
+
+
+def _mark(network: Any, names: Collection[str], graph: str) -> None:
+    """Make tensors outputs of a network."""
+    left = set(names) - {network.get_output(at).name for at in range(network.num_outputs)}
+    for index in range(network.num_layers if left else 0):
+        layer = network.get_layer(index)
+        for tensor in map(layer.get_output, range(layer.num_outputs)):
+            if tensor is not None and tensor.name in left:
+                network.mark_output(tensor)
+                left.discard(tensor.name)
+    if left:
+        raise InputError(f"{graph}: TensorRT knows no tensor {min(left)!r}; leave it out")
 
 
 def _set_route(config: Any, route: str, target: Target) -> None:

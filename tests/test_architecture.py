@@ -32,6 +32,7 @@ AT_HOME: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("engines/ort.py",),
     "tensorrt": ("engines/trt.py",),
     "tensorrt_rtx": ("engines/trt.py",),
+    "polygraphy": ("exporter/compare_runs.py",),
     "cuda": ("engines/cuda.py",),
     "tokenizers": ("engines/", "exporter/"),
     "lm_eval": ("calib_data/harness.py",),

@@ -171,7 +171,7 @@ def test_every_dependency_has_bounds_and_a_remark_that_says_who_needs_it() -> No
 def test_the_extras_are_those_that_the_messages_may_name() -> None:
     assert set(project()["optional-dependencies"]) == {
         *("ort", "ort-gpu", "export", "tune", "tensorrt", "tensorrt-rtx"),
-        *("report", "harness", "postgres", "debug", "dev"),
+        *("report", "harness", "postgres", "compare", "dev"),
     }
     named = {
         extra
