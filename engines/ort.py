@@ -10,11 +10,9 @@ The only file that imports onnxruntime, and only inside functions.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -37,6 +35,7 @@ from engines.model import (
     TOKENS,
 )
 from engines.options import PROVIDERS, OrtOptions
+from engines.ort_profile import gemms_of_profile
 from engines.precision import Precision
 
 _INPUTS = {IDS: "tensor(int64)", MASK: "tensor(bool)", POSITIONS: "tensor(int64)"}
@@ -44,7 +43,6 @@ _TAILS = {
     "serve": {TOKENS: "tensor(int64)", PROBABILITY: "tensor(float)", ENTROPY: "tensor(float)"},
     "trace": {LOGITS: "tensor(float)"},
 }
-_GEMM_WORDS = ("MatMul", "Gemm")
 _SILENT = 4  # ONNX Runtime's severity "fatal"; its errors reach us as exceptions
 
 
@@ -169,7 +167,8 @@ class OrtBackend:
             if read_back:
                 one = np.zeros((1, 1), np.int64)
                 self._outputs(tail, one, np.ones((1, 1), bool), one, np.zeros(1, np.float32))
-                self._read_back(path, Path(session.end_profiling()))
+                events = Path(session.end_profiling()).read_text(encoding="utf-8")
+                self.built = gemms_of_profile(events, path.name, self.precision, self.options)
         return session
 
     def _open(self, runtime: ModuleType, path: Path, profile: Path | None) -> Any:
@@ -230,42 +229,6 @@ class OrtBackend:
                     f"{path.name} takes {sites} activation scales, {self._scales.shape[-1]} were "
                     f"given; export again"
                 )
-
-    def _read_back(self, path: Path, profile: Path) -> None:
-        """Fill `built` from a profile, and compare it with what was asked for."""
-        events = json.loads(profile.read_text(encoding="utf-8"))
-        gemms: Counter[str] = Counter()
-        elsewhere: Counter[str] = Counter()
-        wanted = PROVIDERS[self.options.provider]
-        for event in events:
-            args = event.get("args", {})
-            kernel, operands = args.get("op_name", ""), args.get("input_type_shape") or [{}]
-            if not event.get("name", "").endswith("_kernel_time") or not any(
-                word in kernel for word in _GEMM_WORDS
-            ):
-                continue
-            gemms[f"{kernel}({next(iter(operands[0]), 'unknown')})"] += 1
-            if args.get("provider", wanted) != wanted:
-                elsewhere[f"{kernel} on {args['provider']}"] += 1
-        self.built = dict(sorted(gemms.items()))
-        if elsewhere:
-            raise BackendError(
-                f"{path.name}: asked for {wanted}, but these ran elsewhere: {_said(elsewhere)}; "
-                f"use another precision on this target, or target cpu"
-            )
-        integer = sum(count for name, count in gemms.items() if "int8)" in name)
-        exact = self.precision.simulated or self.options.exact
-        if self.precision.name == "int8" and not exact and not integer:
-            raise BackendError(
-                f"{path.name}: asked for int8, but no GEMM was built in integers, only "
-                f"{_said(gemms) or 'none at all'}; use another precision on this target, or raise "
-                f"graph_optimization"
-            )
-        if exact and integer:
-            raise BackendError(
-                f"{path.name}: {self.precision.name} is simulated in floating point, but "
-                f"{integer} GEMMs were built in integers: {_said(gemms)}; report this"
-            )
 
 
 def session_from_model(
