@@ -29,11 +29,11 @@ from engines.machine import machine
 from engines.manifest import Shape
 from engines.model import IDS, MASK, POSITIONS, SCALES
 from engines.plan import plan_from_file
-from engines.targets import target_from_name
+from engines.targets import Target, target_from_name
 from engines.trt import BuildRequest, Extents, module_version, plain
 
 SERVE = "engines.trt:serve"
-_KIND = "plan"
+_KIND, _TIMING, _LATEST = "plan", "timing", "timing-latest"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,7 @@ class BuiltPlan:
         bytes: Of the file.
         version: Of the module that built it.
         log: The builder's whole log.
+        timing: The timing cache as its build left it; None for a module that has none.
     """
 
     file: Path
@@ -53,6 +54,7 @@ class BuiltPlan:
     bytes: int
     version: str
     log: Path
+    timing: Path | None = None
 
 
 def profile_of(
@@ -83,15 +85,17 @@ def profile_of(
     return found
 
 
-def plan_key(request: BuildRequest, digests: Mapping[str, str]) -> str:
+def plan_key(request: BuildRequest, digests: Mapping[str, str], timing: Path | None = None) -> str:
     """Return the sha256 of everything that a plan depends on, hex.
 
-    That is the graph and the weights in it, extents, options, target, the module's version and,
-    where it builds for this machine's GPU, that GPU.
+    That is the graph and the weights in it, extents, options, target, the module's version, where
+    it builds for this machine's GPU that GPU, and a timing cache that is to be followed.  What an
+    earlier build of ours measured changes a plan no more than measuring again would.
 
     Args:
         request: What is wanted.
         digests: sha256 of weight files that are known already, by their path.
+        timing: A timing cache that was given.
 
     Raises:
         InputError: A graph or a weight file cannot be read.
@@ -104,6 +108,7 @@ def plan_key(request: BuildRequest, digests: Mapping[str, str]) -> str:
             **{key: value for key, value in plain(request).items() if key != "graph"},
             "module": [target.module, module_version(target)],
             "machine": None if target.sms else machine(gpu=True),
+            **({} if timing is None else {"timing": digest_file(timing).sha256}),
         }
     )
 
@@ -114,6 +119,8 @@ def built_plan(
     log: BuildLog,
     digests: Mapping[str, str] | None = None,
     limit_s: float | None = None,
+    timing: Path | None = None,
+    strict: bool = False,
 ) -> BuiltPlan:
     """Return the plan of a request, built where the cache has none.
 
@@ -123,25 +130,39 @@ def built_plan(
         log: Counts what was built and what was found.
         digests: sha256 of weight files that are known already, by their path.
         limit_s: Seconds after which a build that says nothing is ended.
+        timing: A timing cache to follow, only read; None for the one that grows in the cache.
+        strict: Fail where the timing cache lacks a time.
 
     Raises:
         BackendError: TensorRT refuses the graph, or its process died; ends with the reason.
-        InputError: A graph or a weight file cannot be read.
+        InputError: A graph or a weight file cannot be read, or the module has no timing caches.
         MissingExtra: The module is not installed.
     """
-    key = plan_key(request, digests or {})
+    target = target_from_name(request.target)
+    if strict and not has_timing(target):
+        raise InputError(
+            f"{target.module} measures nothing while it builds, so {target.name} has no timing "
+            f"cache to miss; leave --timing-cache-miss out"
+        )
+    key = plan_key(request, digests or {}, timing)
     folder = cache.blobs(_KIND)
     file, said = folder / f"{key}.plan", folder / f"{key}.log"
     record = cache.get(_KIND, key)
     if record is not None and file.is_file() and digest_file(file).sha256 == record["sha256"]:
         log.reused += 1
         os.utime(file)
-        return BuiltPlan(file=file, log=said, **record)
+        return _plan(record, file, said, cache)
     scratch = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder))
     try:
         with Child(SERVE, None, limit_s, steady=True) as child:
             made, print_ = scratch / "plan", scratch / "log"
-            record = child.ask({**plain(request), "out": str(made)}, print_)
+            grown = scratch / "timing"
+            asked = None
+            if has_timing(target):
+                before = timing or _latest_timing(cache, target)
+                asked = {"after": str(grown), "strict": strict}
+                asked["before"] = None if before is None else str(before)
+            record = child.ask({**plain(request), "out": str(made), "timing": asked}, print_)
         if digest_file(made).sha256 != record["sha256"]:
             raise CadenzaError(
                 f"the plan of {request.graph.name} was not written whole; free some space and try "
@@ -149,11 +170,59 @@ def built_plan(
             )
         os.replace(made, file)
         os.replace(print_, said)
+        if asked is not None:
+            record["timing"] = _keep_timing(cache, target, grown, latest=timing is None)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     cache.put(_KIND, key, record)
     log.built += 1
-    return BuiltPlan(file=file, log=said, **record)
+    return _plan(record, file, said, cache)
+
+
+def has_timing(target: Target) -> bool:
+    """Return whether a target's builder measures kernels, and keeps the times in a cache."""
+    return target.module == "tensorrt"
+
+
+def timing_file(target: str) -> str:
+    """Return the place of a target's timing cache in a bundle."""
+    return f"engines/{target}.timing"
+
+
+def _plan(record: Mapping[str, Any], file: Path, said: Path, cache: Cache) -> BuiltPlan:
+    """Return a plan of the cache; a timing cache that was removed is none."""
+    known = {key: value for key, value in record.items() if key != "timing"}
+    timing = None
+    if record.get("timing") is not None:
+        timing = cache.blobs(_TIMING) / f"{record['timing']}.timing"
+        if not timing.is_file() or digest_file(timing).sha256 != record["timing"]:
+            timing = None
+    return BuiltPlan(file=file, log=said, timing=timing, **known)
+
+
+def _timing_key(target: Target) -> str:
+    """Return where the latest timing cache of this GPU and this version is remembered."""
+    return digest_json([target.module, module_version(target), machine(gpu=True)])
+
+
+def _latest_timing(cache: Cache, target: Target) -> Path | None:
+    """Return the timing cache that the builds so far left, or None."""
+    found = cache.get(_LATEST, _timing_key(target))
+    if found is None:
+        return None
+    file = cache.blobs(_TIMING) / f"{found['sha256']}.timing"
+    whole = file.is_file() and digest_file(file).sha256 == found["sha256"]
+    return file if whole else None
+
+
+def _keep_timing(cache: Cache, target: Target, grown: Path, latest: bool) -> str:
+    """Keep the timing cache of a build by its content, and return its sha256."""
+    sha256 = digest_file(grown).sha256
+    os.replace(grown, cache.blobs(_TIMING) / f"{sha256}.timing")
+    cache.put(_TIMING, sha256, {"module": module_version(target)})
+    if latest:
+        cache.put(_LATEST, _timing_key(target), {"sha256": sha256})
+    return sha256
 
 
 def read_back(

@@ -23,7 +23,7 @@ from engines.bundle import Bundle, read_bundle, write_bundle
 from engines.cuda import sm_here
 from engines.errors import InputError
 from engines.manifest import GOLDEN, Engine
-from engines.plans import built_plan, engine_entry, profile_of, read_back
+from engines.plans import built_plan, engine_entry, profile_of, read_back, timing_file
 from engines.targets import refusal, target_from_name
 from engines.terminal import command_parser, emit, emit_json, run_command
 from engines.trt import BuildRequest, TrtOptions, module_version, options_from_recorded
@@ -50,6 +50,7 @@ def rebuild(
     log: BuildLog,
     say: Callable[[str], None] = lambda text: None,
     allow_mismatch: bool = False,
+    strict: bool = False,
 ) -> Bundle:
     """Write a bundle with the plans of one target more, or of one of its own again.
 
@@ -61,6 +62,7 @@ def rebuild(
         log: Counts what was built and what was found.
         say: Where progress goes, a line at a time.
         allow_mismatch: Take a plan that was not built as asked, and say so in the manifest.
+        strict: Fail where the bundle's timing cache lacks a time.
 
     Raises:
         InputError: The bundle was not made for TensorRT, or the target lacks a precision.
@@ -82,12 +84,22 @@ def rebuild(
     for precision, engine in before.items():
         say(f"building {precision} for {name}")
         request = _request(bundle, engine, name, say)
-        plan = built_plan(request, cache, log, _digests(bundle))
+        timed = timing_file(name) if timing_file(name) in bundle.manifest.files else None
+        plan = built_plan(
+            request,
+            cache,
+            log,
+            _digests(bundle),
+            timing=None if timed is None else bundle.path(timed),
+            strict=strict,
+        )
         recorded = engine.built.get("quantized")
         quantized = recorded if isinstance(recorded, int) else 0
         built = read_back(plan, precision, quantized, allow_mismatch, say)
         entry = engine_entry(request, engine.graph, precision, built)
         files[entry["file"]] = plan.file
+        if plan.timing is not None and timed is None:
+            files[timing_file(name)] = plan.timing
         manifest["engines"][f"{precision}.{name}"] = entry
     if name not in manifest["targets"]:
         manifest["targets"].append(name)
@@ -187,6 +199,13 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="take an engine that was not built in the precision asked for, with a warning",
     )
+    add(
+        "--timing-cache-miss",
+        choices=("measure", "error"),
+        default="measure",
+        help="what TensorRT does where the bundle's timing cache lacks a time; error: the same "
+        "kernels are chosen again, or nothing is built (default: measure)",
+    )
     add("--json", action="store_true", help="print the result as JSON on stdout")
     return parser
 
@@ -201,6 +220,7 @@ def _rebuild(args: argparse.Namespace) -> int:
         log,
         lambda text: print(text, file=sys.stderr, flush=True),
         args.allow_precision_mismatch,
+        args.timing_cache_miss == "error",
     )
     targets: Mapping[str, object] = {"targets": list(made.manifest.targets)}
     if args.json:

@@ -117,14 +117,35 @@ def module_version(target: Target) -> str:
     return str(tensorrt_module(target).__version__)
 
 
+@dataclass(kw_only=True)
+class Timing:
+    """A timing cache of TensorRT: what its builder measured, so that it need not measure again.
+
+    Attributes:
+        before: As an earlier build left it; empty for none.
+        strict: Fail where it lacks a time, instead of measuring: then a build chooses the same
+            kernels again or does not end.
+        after: As this build leaves it.
+    """
+
+    before: bytes = b""
+    strict: bool = False
+    after: bytes = b""
+
+
 def build_plan(
-    request: BuildRequest, say: Callable[[str], None], marked: Collection[str] = ()
+    request: BuildRequest,
+    say: Callable[[str], None],
+    marked: Collection[str] = (),
+    timing: Timing | None = None,
 ) -> memoryview:
     """Return the bytes of a plan.
 
     Args:
         request: What is wanted.
         say: Told every line of TensorRT's log, with its severity.
+        timing: Attached to the build, which fills `after`; not for TensorRT-RTX, which measures
+            nothing while it builds.
         marked: Names of tensors that are made outputs too, for looking into a plan; what lies on
             both sides of one is no longer fused.
 
@@ -160,27 +181,53 @@ def build_plan(
         for index, sm in enumerate(target.sms):
             config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{sm}"), index)
     config.add_optimization_profile(_profile(builder, network, request))
+    if timing is not None:
+        attach_timing(trt, config, timing, request.graph.name)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise BackendError(
             f"{request.graph.name}: TensorRT cannot build it for {target.name}: "
             f"{_short(logger.errors)}; use another precision or target"
         )
+    if timing is not None:
+        timing.after = bytes(config.get_timing_cache().serialize())
     return memoryview(plan)
+
+
+def attach_timing(trt: ModuleType, config: Any, timing: Timing, name: str) -> None:
+    """Attach a timing cache to a builder's configuration; not executed by TensorRT itself.
+
+    Raises:
+        BackendError: It is of another GPU or version.
+    """
+    if not config.set_timing_cache(config.create_timing_cache(timing.before), False):
+        raise BackendError(
+            f"{name}: the timing cache was made on another GPU or by another TensorRT; build "
+            f"without it"
+        )
+    if timing.strict:
+        config.set_flag(trt.BuilderFlag.ERROR_ON_TIMING_CACHE_MISS)
 
 
 def serve(given: object) -> Callable[[Any, Callable[[str], None]], Any]:
     """Return the handler of the child in which plans are built.
 
-    A request is a `BuildRequest` as `plain` writes it, with `out`, a file that is nobody's yet;
-    the answer is {"sha256", "bytes", "version"}.
+    A request is a `BuildRequest` as `plain` writes it, with `out`, a file that is nobody's yet,
+    and `timing`, null or {"before": a file or null, "after": a file to be, "strict"}; the answer
+    is {"sha256", "bytes", "version"}.
     """
 
     def handle(request: Any, note: Callable[[str], None]) -> Any:
         wanted = request_from_plain(request)
         note(f"building {wanted.graph.name} for {wanted.target}")
-        plan = build_plan(wanted, lambda line: print(line, flush=True))
+        asked, timing = request.get("timing"), None
+        if asked is not None:
+            before = Path(asked["before"]).read_bytes() if asked["before"] else b""
+            timing = Timing(before=before, strict=asked["strict"])
+        plan = build_plan(wanted, lambda line: print(line, flush=True), timing=timing)
         Path(request["out"]).write_bytes(plan)
+        if timing is not None:
+            Path(asked["after"]).write_bytes(timing.after)
         return {
             "sha256": hashlib.sha256(plan).hexdigest(),
             "bytes": plan.nbytes,

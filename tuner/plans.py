@@ -24,11 +24,13 @@ class Plan:
         graph: Id of the graph it was built from.
         file: Where it lies now.
         entry: Of the manifest's engines; `file` there is its place in the bundle.
+        timing: The timing cache that its build left, or None.
     """
 
     graph: str
     file: Path
     entry: Mapping[str, Any]
+    timing: Path | None = None
 
 
 def plans_of(contest: Contest, candidate: Candidate, names: Sequence[str]) -> dict[str, Plan]:
@@ -60,5 +62,6 @@ def plans_of(contest: Contest, candidate: Candidate, names: Sequence[str]) -> di
             )
             if engines.device:
                 built["executed"] = f"executed by this tune on {engines.device}"
-            found[name] = Plan(graph, plan.file, engine_entry(request, graph, name, built))
+            entry = engine_entry(request, graph, name, built)
+            found[name] = Plan(graph, plan.file, entry, plan.timing)
     return found

@@ -12,6 +12,7 @@ from engines.buckets import buckets_of
 from engines.bundle import Bundle, Golden, write_bundle
 from engines.manifest import DEFAULT_TASK, TOKENIZER, schedule_digest
 from engines.ort import environment
+from engines.plans import timing_file
 from engines.precision import FULL_PRECISION
 from engines.sampler import Request, generate
 from engines.schedule import Schedule
@@ -93,6 +94,9 @@ def ship(
     }
     files = _files(engines.folder, graphs)
     files |= {str(plan.entry["file"]): plan.file for plan in plans.values()}
+    for plan in plans.values():  # the last build's holds the times of those before
+        if plan.timing is not None:
+            files[timing_file(bench.config.target)] = plan.timing
     return write_bundle(
         bench.config.output,
         manifest,

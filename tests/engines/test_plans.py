@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from engines import plans
 from engines.build import BuildLog, Cache
 from engines.errors import BackendError, InputError, MissingExtra
+from engines.files import digest_file
 from engines.manifest import Shape
 from engines.plans import BuiltPlan, built_plan, plan_key, profile_of
 from engines.targets import target_from_name
-from engines.trt import BuildRequest, TrtOptions, tensorrt_module
+from engines.trt import BuildRequest, Timing, TrtOptions, attach_timing, tensorrt_module
 from tests.engines.precision_graphs import precision_graph
 
 pytest.importorskip("tensorrt_rtx_bindings", reason="pip install 'cadenza[tensorrt-rtx]'")
@@ -124,3 +126,48 @@ def test_a_missing_module_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"pip install 'cadenza\[tensorrt\]'"):
         tensorrt_module(target_from_name("trt"))
+
+
+def test_a_module_that_measures_nothing_has_no_timing_cache(
+    request_: BuildRequest, tmp_path: Path
+) -> None:
+    cache = Cache(tmp_path / "cache")
+    with pytest.raises(InputError, match=r"measures nothing while it builds.*leave --timing-cache"):
+        built_plan(request_, cache, BuildLog(), strict=True)
+    plan = built_plan(request_, cache, BuildLog())
+    assert plan.timing is None
+
+
+def test_a_timing_cache_grows_from_build_to_build_and_a_given_one_is_only_read(
+    request_: BuildRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # TensorRT-RTX takes a timing cache and leaves it empty; the way there and back is the same.
+    monkeypatch.setattr(plans, "has_timing", lambda target: True)
+    cache, log = Cache(tmp_path / "cache"), BuildLog()
+    first = built_plan(request_, cache, log)
+    assert first.timing is not None
+    assert first.timing.stem == digest_file(first.timing).sha256
+    assert built_plan(request_, cache, log) == first
+    level = replace(request_, options=TrtOptions(optimization_level=2))
+    assert built_plan(level, cache, log).timing is not None
+    given = tmp_path / "given.timing"
+    given.write_bytes(first.timing.read_bytes())
+    followed = built_plan(request_, cache, log, timing=given, strict=True)
+    assert followed.timing is not None
+    assert given.read_bytes() == first.timing.read_bytes()
+    assert log.built == 3  # a cache that is to be followed is part of the key
+    first.timing.write_bytes(b"damaged")
+    assert built_plan(request_, cache, log).timing is None
+
+
+def test_a_timing_cache_of_another_gpu_is_refused(request_: BuildRequest) -> None:
+    class Refusing:
+        def create_timing_cache(self, before: bytes) -> bytes:
+            return before
+
+        def set_timing_cache(self, cache: bytes, ignore_mismatch: bool) -> bool:
+            return ignore_mismatch
+
+    module = tensorrt_module(target_from_name("rtx-sm89"))
+    with pytest.raises(BackendError, match="another TensorRT; build without"):
+        attach_timing(module, Refusing(), Timing(), "a graph")
