@@ -10,13 +10,14 @@ from pathlib import Path
 
 from engines.bundle import Bundle, read_bundle
 from engines.document import document_from_text
-from engines.errors import BackendError, BundleError, InputError
-from engines.manifest import MANIFEST, TOKENIZER
+from engines.errors import BackendError, InputError
+from engines.golden import Golden, load_all, rerun_golden
+from engines.manifest import MANIFEST
 from engines.options import MOST_THREADS
 from engines.overview import EXPORT, bundle_overview, export_from_folder, export_overview
 from engines.plan_loader import BEST_TARGET, why_not
 from engines.plans import check_plans
-from engines.runtime import Runtime, device_for, load_engine, probe
+from engines.runtime import Runtime
 from engines.sampler import POLICIES
 from engines.targets import target_from_name
 from engines.terminal import (
@@ -29,7 +30,6 @@ from engines.terminal import (
     run_command,
     size,
 )
-from engines.text import tokenizer_from_file
 
 
 def main(argv: Sequence[str]) -> int:
@@ -258,10 +258,10 @@ def _verify(args: argparse.Namespace) -> int:
     if why is not None:
         _plans_alone(bundle, target, result, args.json)
         raise BackendError(why)
-    checked, runtime = _load_all(bundle, target)
+    checked, runtime = load_all(bundle, target)
     result["engines"] = checked
     with runtime:
-        golden = _rerun_golden(runtime)
+        golden = rerun_golden(runtime)
     result |= {"golden": golden.counts, "tolerance": 0, "ok": not golden.differences}
     if args.json:
         emit_json(result)
@@ -292,70 +292,11 @@ def _plans_alone(bundle: Bundle, target: str, result: dict[str, object], as_json
     emit("\n".join(lines))
 
 
-@dataclass(frozen=True, slots=True)
-class _Golden:
-    """How many golden answers were rerun, how many belong to other schedules, what differs."""
-
-    checked: int
-    stale: int
-    differences: tuple[str, ...]
-
-    @property
-    def counts(self) -> dict[str, object]:
-        return {
-            "checked": self.checked,
-            "equal": self.checked - len(self.differences),
-            "of_other_schedules": self.stale,
-            "differences": list(self.differences),
-        }
-
-
-def _load_all(bundle: Bundle, target: str) -> tuple[list[str], Runtime]:
-    """Return the names of the target's engines, each loaded and run once, and a runtime."""
-    manifest = bundle.manifest
-    serving, checked, device = {}, [], device_for(bundle, target)
-    for name, engine in manifest.engines.items():
-        if engine.target != target:
-            continue
-        tail = manifest.graphs[engine.graph].tail
-        loaded = load_engine(bundle, engine, device=device)
-        probe(bundle, loaded, tail)
-        checked.append(name)
-        if tail == "serve":
-            serving[engine.precision] = loaded
-    tokenizer = tokenizer_from_file(bundle.path(TOKENIZER), manifest.model)
-    return checked, Runtime(bundle, target, serving, tokenizer, device)
-
-
-def _rerun_golden(runtime: Runtime) -> _Golden:
-    """Answer each golden prompt alone, as it was made, and compare token for token."""
-    bundle, stale, differences = runtime.bundle, 0, []
-    current = {
-        (task, bundle.manifest.schedule_digest(task, runtime.target)) for task in runtime.tasks
-    }
-    lines = [line for line in bundle.golden if (line.task, line.schedule_digest) in current]
-    stale = len(bundle.golden) - len(lines)
-    with Progress(len(lines), "golden answers", quiet=not lines) as progress:
-        for line in lines:
-            try:
-                (answer,) = runtime.generate(line.prompt, task=line.task, batch=1)
-            except InputError as error:
-                raise BundleError(
-                    f"the golden prompt {line.id!r} is refused: {error}; tune again"
-                ) from error
-            progress.advance()
-            if answer.ids != line.ids:
-                pairs = zip(answer.ids, line.ids, strict=False)
-                at = next((i for i, (a, b) in enumerate(pairs) if a != b), len(line.ids))
-                differences.append(f"{line.id}: first at token {at}")
-    return _Golden(len(lines), stale, tuple(differences))
-
-
 def _verdict(
     bundle: Bundle,
     target: str,
     checked: list[str],
-    golden: _Golden,
+    golden: Golden,
     plans: Mapping[str, Mapping[str, str]],
 ) -> str:
     files = bundle.manifest.files

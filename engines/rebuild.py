@@ -5,7 +5,8 @@
 
 Schedules are carried over, and how each plan's weights are given; build routes are not.  What was
 measured for the old target says nothing about the new one, so it is marked stale; golden answers
-are those of the graphs that stand in, and stay.
+are those of the graphs that stand in: they are rerun first, and compared with the new plans'
+where those can run.
 """
 
 from __future__ import annotations
@@ -21,12 +22,17 @@ from pathlib import Path
 from engines.build import BuildLog, Cache, open_cache
 from engines.bundle import Bundle, read_bundle, write_bundle
 from engines.cuda import sm_here
-from engines.errors import InputError
+from engines.errors import BackendError, InputError
+from engines.golden import load_all, rerun_golden
 from engines.manifest import GOLDEN, Engine
+from engines.plan_loader import why_not
 from engines.plans import built_plan, engine_entry, profile_of, read_back, timing_file
 from engines.targets import refusal, target_from_name
 from engines.terminal import command_parser, emit, emit_json, run_command
 from engines.trt import BuildRequest, TrtOptions, module_version, options_from_recorded
+
+# The target whose graphs answer in the place of plans.
+_STANDS_IN = "cpu"
 
 _EXAMPLES = """\
 examples:
@@ -71,6 +77,7 @@ def rebuild(
     """
     name = _checked(bundle, target)
     before = _plans_of(bundle)
+    _recheck(bundle, say)
     for precision in before:
         why = refusal(target_from_name(name), precision)
         if why is not None:
@@ -110,6 +117,42 @@ def rebuild(
             stale = f"carried over from {old}: nothing was measured for {name}"
             task["targets"][name] = {"schedule": schedule, "measured": {"stale": stale}}
     return write_bundle(out, manifest, files, bundle.golden, force=out == bundle.folder)
+
+
+def agreement(made: Bundle, target: str, say: Callable[[str], None]) -> dict[str, int] | None:
+    """Return how many golden answers the new plans give again, where they can run; else None.
+
+    The answers are those of the graphs that stand in: a plan rounds as they do and sums in another
+    order, so that some may differ.  Not executed: no machine of the project's has a GPU.
+    """
+    why = why_not(made, target)
+    if why is not None or _STANDS_IN not in made.manifest.targets:
+        say(f"the plans for {target} were not run: {why or 'nothing to compare them with'}")
+        return None
+    _, runtime = load_all(made, target)
+    with runtime:
+        golden = rerun_golden(runtime, _STANDS_IN)
+    say(f"on {target} {golden.equal} of {golden.checked} golden answers are the same")
+    return {"checked": golden.checked, "equal": golden.equal}
+
+
+def _recheck(bundle: Bundle, say: Callable[[str], None]) -> None:
+    """Rerun the golden answers of what stands in for plans, before anything is built.
+
+    Raises:
+        BackendError: One differs: the graphs do not compute here what they did.
+    """
+    if _STANDS_IN not in bundle.manifest.targets:
+        return
+    _, runtime = load_all(bundle, _STANDS_IN)
+    with runtime:
+        golden = rerun_golden(runtime)
+    say(f"{golden.equal} of {golden.checked} golden answers are equal on {_STANDS_IN}")
+    if golden.differences:
+        raise BackendError(
+            f"{len(golden.differences)} of {golden.checked} golden answers differ on "
+            f"{_STANDS_IN}; {golden.differences[0]}; rebuild where the bundle was tuned"
+        )
 
 
 def _checked(bundle: Bundle, target: str) -> str:
@@ -211,6 +254,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _rebuild(args: argparse.Namespace) -> int:
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
     bundle, log = read_bundle(args.bundle), BuildLog()
     made = rebuild(
         bundle,
@@ -218,11 +264,12 @@ def _rebuild(args: argparse.Namespace) -> int:
         args.output or bundle.folder,
         open_cache(args.cache, os.environ),
         log,
-        lambda text: print(text, file=sys.stderr, flush=True),
+        say,
         args.allow_precision_mismatch,
         args.timing_cache_miss == "error",
     )
-    targets: Mapping[str, object] = {"targets": list(made.manifest.targets)}
+    found = agreement(made, target_from_name(args.target).name, say)
+    targets: Mapping[str, object] = {"agreement": found, "targets": list(made.manifest.targets)}
     if args.json:
         counts = {"built": log.built, "reused": log.reused}
         emit_json({"bundle": str(made.folder), "digest": made.digest, **targets, **counts})

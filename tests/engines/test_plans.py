@@ -132,7 +132,7 @@ def test_a_module_that_measures_nothing_has_no_timing_cache(
     request_: BuildRequest, tmp_path: Path
 ) -> None:
     cache = Cache(tmp_path / "cache")
-    with pytest.raises(InputError, match=r"measures nothing while it builds.*leave --timing-cache"):
+    with pytest.raises(InputError, match="measures nothing while it builds"):
         built_plan(request_, cache, BuildLog(), strict=True)
     plan = built_plan(request_, cache, BuildLog())
     assert plan.timing is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -132,3 +133,38 @@ def test_options_at_fault_are_refused_before_anything_is_built(
     (own / "manifest.json").write_text(json.dumps(manifest))
     assert main(["rebuild", str(own), "--target", "rtx-sm86", "--cache", str(tmp_path / "c")]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_golden_answers_are_rerun_before_anything_is_built(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, out = tmp_path / "OWN", tmp_path / "NEW"
+    shutil.copytree(bundle, own)
+    cache = ("--cache", str(tmp_path / "cache"))
+    argv = ("rebuild", str(own), "--target", "rtx-sm86", "-o", str(out), *cache)
+    assert main([*argv, "--json"]) == 0
+    told = capsys.readouterr()
+    assert "golden answers are equal on cpu" in told.err
+    assert "the plans for rtx-sm86 were not run: " in told.err
+    assert json.loads(told.out)["agreement"] is None
+    lines = (own / "golden.jsonl").read_text().splitlines()
+    first = json.loads(lines[0])
+    first["ids"][0] = (first["ids"][0] + 1) % 4
+    data = "".join(f"{line}\n" for line in [json.dumps(first), *lines[1:]]).encode()
+    (own / "golden.jsonl").write_bytes(data)
+    manifest = json.loads((own / "manifest.json").read_text())
+    entry = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    manifest["files"]["golden.jsonl"] = entry
+    (own / "manifest.json").write_text(json.dumps(manifest))
+    shutil.rmtree(out)
+    assert main([*argv]) == 1
+    assert "golden answers differ on cpu" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_timing_cache_miss_is_no_error_of_a_module_without_timing_caches(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ("rebuild", str(bundle), "--target", "rtx-sm86", "-o", str(tmp_path / "NEW"))
+    assert main([*argv, "--cache", str(tmp_path / "c"), "--timing-cache-miss", "error"]) == 2
+    assert "leave --timing-cache-miss out" in capsys.readouterr().err
