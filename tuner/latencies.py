@@ -6,7 +6,7 @@
                "high": 1.93, "n": 240}, ...], "switch_ms": 0.01, "how": {}}
 
 A row without `weights` holds for a plan as it is built by default: its weights are inputs where
-they fuse so.  `source` is `measured` where it is left out, `switch_ms` 0.
+they fuse so.  Where they are left out, `source` is `measured`, `switch_ms` 0, `format` this one.
 
 A latency has a shape: it must be the best one of the export.  Whatever comes out of it says
 whether it was measured, and on what.
@@ -266,8 +266,9 @@ def latencies_from_file(
 
 
 def _latencies(top: Document) -> Latencies:
-    if top["format"].text() != FORMAT:
-        top["format"].fail(f"is not {FORMAT!r}; measure again with this version")
+    said = top.get("format")
+    if said is not None and said.text() != FORMAT:
+        said.fail(f"is not {FORMAT!r}; measure again with this version")
     given, switch, how = top.get("source"), top.get("switch_ms"), top.get("how")
     source = given.text() if given else SOURCES[0]
     if given and source not in SOURCES:

@@ -366,6 +366,17 @@ def test_a_file_at_fault_is_refused(
         latencies_from_file(made, ahead, ["fp16"], "rtx-sm89")
 
 
+def test_a_file_of_rows_alone_is_a_measured_one(ahead: Export, file: Path, tmp_path: Path) -> None:
+    plain = json.loads(file.read_text())
+    wanted = latencies_from_file(file, ahead, ["fp16"], "rtx-sm89")
+    for key in ("format", "source", "switch_ms", "how"):
+        plain.pop(key, None)
+    bare = tmp_path / "bare.json"
+    bare.write_text(json.dumps(plain))
+    found = latencies_from_file(bare, ahead, ["fp16"], "rtx-sm89")
+    assert (found.rows, found.source, found.switch_ms) == (wanted.rows, "measured", 0.0)
+
+
 def test_latencies_come_back_from_their_file(ahead: Export, file: Path, tmp_path: Path) -> None:
     found = latencies_from_file(file, ahead, NAMES, "rtx-sm89")
     again = tmp_path / "again.json"
