@@ -97,6 +97,7 @@ def finish(
         "over_budget": settled.over_budget,
     }
     short = shortfall(facts)
+    say("writing the bundle, with golden answers")
     bundle = ship(
         contest,
         winner.candidate,
@@ -157,6 +158,9 @@ def _settled(contest: Contest, results: Sequence[TrialResult]) -> tuple[TrialRes
     left, missed = list(results), []
     while any(result.failed is None for result in left):
         winner = best_trial(left, contest.bench.config.goal)
+        contest.bench.say(
+            f"trial {winner.number + 1} is the best; measuring the neighbours of its schedules"
+        )
         choices = contest.choices(winner.candidate, results)
         settled = settle(contest, winner.candidate, choices, results)
         if settled.over_budget is None:
